@@ -1,0 +1,249 @@
+"""What to make of a source: the validated form of a recipe file."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from schemas.errors import RecipeError
+
+RESIZES = ("pad", "stretch", "crop")
+FILTERS = ("bilinear", "bicubic", "box")
+MISSING = ("mask", "drop-episode", "stop")
+ALIGNMENTS = ("nearest", "previous", "linear")
+ON_BAD_FRAME = ("mask", "drop-episode", "stop")
+FRAME_DTYPES = ("uint8", "float16", "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewRecipe:
+    """One view of the dataset, as the policy sees it."""
+
+    name: str
+    candidates: tuple[str, ...] = ()
+    """Source views that may serve it, best first."""
+    height_px: int = 224
+    width_px: int = 224
+    resize: str = "pad"
+    filter: str = "bilinear"
+    missing: str = "mask"
+    """Where no source view serves it: mask the frames, drop the episode, or stop."""
+
+    def __post_init__(self) -> None:
+        _one_of("resize", self.resize, RESIZES)
+        _one_of("filter", self.filter, FILTERS)
+        _one_of("missing", self.missing, MISSING)
+        _identifier("view", self.name)
+        if not (1 <= self.height_px <= 8192 and 1 <= self.width_px <= 8192):
+            raise RecipeError(
+                f"expected a size of 1 to 8192 px a side for view {self.name!r}, "
+                f"found {self.height_px}x{self.width_px}; correct `size`"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalRecipe:
+    """One numeric array of the dataset: columns of the source, joined in order."""
+
+    name: str
+    columns: tuple[str, ...] = ()
+    """Source signals to join; empty takes the format's documented default."""
+    align: str = "nearest"
+    """How recorded rows become rows of the output grid, where the rates differ."""
+
+    def __post_init__(self) -> None:
+        _one_of("align", self.align, ALIGNMENTS)
+        _identifier("signal", self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameRecipe:
+    """How frames are stored."""
+
+    codec: str = "raw"
+    """``raw``, ``zstd``, ``jpeg:Q``."""
+    dtype: str = "uint8"
+    """``uint8``, or a float dtype of frames normalised before writing."""
+    mean: tuple[float, ...] = ()
+    """Per channel, on values in [0, 1]."""
+    std: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, FRAME_DTYPES)
+        normalised = self.dtype != "uint8"
+        if normalised != bool(self.mean) or len(self.mean) != len(self.std) or len(self.mean) not in (0, 3):
+            raise RecipeError(
+                "expected `mean` and `std` of 3 values each together with dtype float16 or float32, "
+                f"found dtype {self.dtype}, mean {list(self.mean)}, std {list(self.std)}; correct [frames]"
+            )
+        if any(not value > 0 for value in self.std):
+            raise RecipeError(f"expected every `std` above 0, found {list(self.std)}; correct [frames]")
+        _check_codec(self.codec, normalised)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What to make of a source. See ``docs/recipes.md`` for the file."""
+
+    name: str
+    views: tuple[ViewRecipe, ...] = ()
+    signals: tuple[SignalRecipe, ...] = (SignalRecipe(name="state"), SignalRecipe(name="actions"))
+    frames: FrameRecipe = FrameRecipe()
+    rate_hz: float = 0.0
+    """Rate of the output grid; 0 takes the source's."""
+    tolerance_s: float = 0.0
+    """Greatest distance of a recorded step from its step of the grid; 0 takes half a recorded period."""
+    horizon: int = 50
+    """Steps of an action chunk, for the statistics."""
+    action_dim: int = 32
+    """Width to which the loader pads state and actions."""
+    min_steps: int = 1
+    """Shorter episodes are refused."""
+    on_bad_frame: str = "mask"
+
+    def __post_init__(self) -> None:
+        _one_of("on_bad_frame", self.on_bad_frame, ON_BAD_FRAME)
+        for kind, names in (("view", [v.name for v in self.views]), ("signal", [s.name for s in self.signals])):
+            if len(set(names)) != len(names):
+                raise RecipeError(f"expected {kind} names to differ, found {names}; rename one")
+        if not (0 <= self.rate_hz <= 10_000 and 0 <= self.tolerance_s < 3600):
+            raise RecipeError(
+                f"expected a rate of 0 to 10000 Hz and a tolerance of 0 to 3600 s, "
+                f"found {self.rate_hz} Hz and {self.tolerance_s} s; correct the recipe"
+            )
+        if self.horizon < 1 or self.action_dim < 1 or self.min_steps < 1:
+            raise RecipeError("expected horizon, action_dim and min_steps of 1 or more; correct the recipe")
+
+    def view(self, name: str) -> ViewRecipe:
+        """Return the view called ``name``; RecipeError names those there are."""
+        for view in self.views:
+            if view.name == name:
+                return view
+        raise RecipeError(f"expected one of the views {[v.name for v in self.views]}, found {name!r}; correct --view")
+
+
+def recipe_from_mapping(data: Mapping[str, Any], name: str) -> Recipe:
+    """Validate parsed TOML strictly: unknown keys and wrong types are refused with the nearest known key named.
+
+    ``[views.NAME]`` and ``[signals.NAME]`` are tables by name, ``[frames]`` one table, the rest are top-level keys.
+    ``from`` spells ``candidates`` and ``columns``; ``size = [height, width]`` or one number spells both sides.
+    """
+    data = dict(data)
+    parts: dict[str, Any] = {"name": data.pop("name", name)}
+    if "views" in data:
+        parts["views"] = tuple(_view(key, value) for key, value in _table(data.pop("views"), "views").items())
+    if "signals" in data:
+        parts["signals"] = tuple(_signal(key, value) for key, value in _table(data.pop("signals"), "signals").items())
+    if "frames" in data:
+        parts["frames"] = _build(FrameRecipe, _table(data.pop("frames"), "frames"), "frames")
+    return _build(Recipe, {**parts, **data}, "the recipe")
+
+
+def recipe_to_mapping(recipe: Recipe) -> dict[str, Any]:
+    """Return the mapping that :func:`recipe_from_mapping` reads back to an equal recipe: JSON and TOML values only."""
+    out: dict[str, Any] = {
+        key: getattr(recipe, key)
+        for key in ("name", "rate_hz", "tolerance_s", "horizon", "action_dim", "min_steps", "on_bad_frame")
+    }
+    out["frames"] = {
+        "codec": recipe.frames.codec,
+        "dtype": recipe.frames.dtype,
+        "mean": list(recipe.frames.mean),
+        "std": list(recipe.frames.std),
+    }
+    out["views"] = {
+        view.name: {
+            "from": list(view.candidates),
+            "size": [view.height_px, view.width_px],
+            "resize": view.resize,
+            "filter": view.filter,
+            "missing": view.missing,
+        }
+        for view in recipe.views
+    }
+    out["signals"] = {s.name: {"from": list(s.columns), "align": s.align} for s in recipe.signals}
+    return out
+
+
+def _view(name: str, value: Any) -> ViewRecipe:
+    table = dict(_table(value, f"views.{name}"))
+    if "from" in table:
+        table["candidates"] = table.pop("from")
+    if "size" in table:
+        size = table.pop("size")
+        pair = [size, size] if isinstance(size, int) else size
+        if not (isinstance(pair, Sequence) and len(pair) == 2 and all(type(side) is int for side in pair)):
+            raise RecipeError(f"expected `size` as one number or [height, width] in views.{name}, found {size!r}")
+        table["height_px"], table["width_px"] = pair
+    return _build(ViewRecipe, {"name": name, **table}, f"views.{name}")
+
+
+def _signal(name: str, value: Any) -> SignalRecipe:
+    table = dict(_table(value, f"signals.{name}"))
+    if "from" in table:
+        table["columns"] = table.pop("from")
+    return _build(SignalRecipe, {"name": name, **table}, f"signals.{name}")
+
+
+def _table(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise RecipeError(f"expected a table [{where}], found {value!r}; see `headrace recipe show pi0`")
+    return value
+
+
+_SPELLED = {"candidates": "from", "columns": "from", "height_px": "size", "width_px": "size"}
+_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,)}
+
+
+T = TypeVar("T")
+
+
+def _build(kind: type[T], table: Mapping[str, Any], where: str) -> T:
+    known = {f.name: str(f.type) for f in fields(kind)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in known:
+            spelled = sorted({_SPELLED.get(k, k) for k in known} | ({"views", "signals", "frames"} if kind is Recipe else set()))
+            near = difflib.get_close_matches(key, spelled, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(spelled)}"
+            raise RecipeError(f"expected a known key in {where}, found {key!r}; {hint}")
+        values[key] = _convert(value, known[key], f"{where}.{_SPELLED.get(key, key)}")
+    return kind(**values)
+
+
+def _convert(value: Any, annotation: str, where: str) -> Any:
+    if annotation.startswith("tuple["):
+        inner = annotation[6:].split(",")[0]
+        if inner not in _TYPES:
+            return value
+        items = [value] if isinstance(value, str) and inner == "str" else value
+        if not isinstance(items, Sequence) or isinstance(items, str):
+            raise RecipeError(f"expected a list for {where}, found {value!r}; correct the recipe")
+        return tuple(_scalar(item, inner, where) for item in items)
+    return _scalar(value, annotation, where) if annotation in _TYPES else value
+
+
+def _scalar(value: Any, kind: str, where: str) -> Any:
+    if isinstance(value, bool) or not isinstance(value, _TYPES[kind]):
+        raise RecipeError(f"expected {kind} for {where}, found {value!r}; correct the recipe")
+    return float(value) if kind == "float" else value
+
+
+def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise RecipeError(f"expected {key} one of {', '.join(allowed)}, found {value!r}; correct the recipe")
+
+
+def _identifier(kind: str, name: str) -> None:
+    if not name.replace("-", "_").isidentifier():
+        raise RecipeError(f"expected a {kind} name of letters, digits, _ and -, found {name!r}; rename it")
+
+
+def _check_codec(codec: str, normalised: bool) -> None:
+    kind, _, quality = codec.partition(":")
+    if kind == "jpeg" and not normalised and quality.isdigit() and 1 <= int(quality) <= 100:
+        return
+    if codec not in ("raw", "zstd"):
+        raise RecipeError(
+            f"expected codec raw, zstd or (for uint8 frames) jpeg:Q with Q of 1 to 100, found {codec!r}; correct [frames]"
+        )
