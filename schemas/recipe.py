@@ -3,9 +3,11 @@
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 from schemas.errors import RecipeError
+
+T = TypeVar("T")
 
 RESIZES = ("pad", "stretch", "crop")
 FILTERS = ("bilinear", "bicubic", "box")
@@ -13,6 +15,26 @@ MISSING = ("mask", "drop-episode", "stop")
 ALIGNMENTS = ("nearest", "previous", "linear")
 ON_BAD_FRAME = ("mask", "drop-episode", "stop")
 FRAME_DTYPES = ("uint8", "float16", "float32")
+
+
+def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise RecipeError(f"expected {key} one of {', '.join(allowed)}, found {value!r}; correct the recipe")
+
+
+def _identifier(kind: str, name: str) -> None:
+    if not name.replace("-", "_").isidentifier():
+        raise RecipeError(f"expected a {kind} name of letters, digits, _ and -, found {name!r}; rename it")
+
+
+def _check_codec(codec: str, normalised: bool) -> None:
+    kind, _, quality = codec.partition(":")
+    if kind == "jpeg" and not normalised and quality.isdigit() and 1 <= int(quality) <= 100:
+        return
+    if codec not in ("raw", "zstd"):
+        raise RecipeError(
+            f"expected codec raw, zstd or (for uint8 frames) jpeg:Q with Q of 1 to 100, found {codec!r}; correct [frames]"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,15 +147,15 @@ class Recipe:
 def recipe_from_mapping(data: Mapping[str, Any], name: str) -> Recipe:
     """Validate parsed TOML strictly: unknown keys and wrong types are refused with the nearest known key named.
 
-    ``[views.NAME]`` and ``[signals.NAME]`` are tables by name, ``[frames]`` one table, the rest are top-level keys.
+    ``[views.NAME]`` and ``[signals.NAME]`` are tables by name (or ``[[views]]`` with a ``name`` each), ``[frames]`` one table, the rest are top-level keys.
     ``from`` spells ``candidates`` and ``columns``; ``size = [height, width]`` or one number spells both sides.
     """
     data = dict(data)
     parts: dict[str, Any] = {"name": data.pop("name", name)}
     if "views" in data:
-        parts["views"] = tuple(_view(key, value) for key, value in _table(data.pop("views"), "views").items())
+        parts["views"] = tuple(_view(key, value) for key, value in _tables(data.pop("views"), "views"))
     if "signals" in data:
-        parts["signals"] = tuple(_signal(key, value) for key, value in _table(data.pop("signals"), "signals").items())
+        parts["signals"] = tuple(_signal(key, value) for key, value in _tables(data.pop("signals"), "signals"))
     if "frames" in data:
         parts["frames"] = _build(FrameRecipe, _table(data.pop("frames"), "frames"), "frames")
     return _build(Recipe, {**parts, **data}, "the recipe")
@@ -151,8 +173,9 @@ def recipe_to_mapping(recipe: Recipe) -> dict[str, Any]:
         "mean": list(recipe.frames.mean),
         "std": list(recipe.frames.std),
     }
-    out["views"] = {
-        view.name: {
+    out["views"] = [  # lists, since sorted JSON would lose the order of tables by name
+        {
+            "name": view.name,
             "from": list(view.candidates),
             "size": [view.height_px, view.width_px],
             "resize": view.resize,
@@ -160,8 +183,8 @@ def recipe_to_mapping(recipe: Recipe) -> dict[str, Any]:
             "missing": view.missing,
         }
         for view in recipe.views
-    }
-    out["signals"] = {s.name: {"from": list(s.columns), "align": s.align} for s in recipe.signals}
+    ]
+    out["signals"] = [{"name": s.name, "from": list(s.columns), "align": s.align} for s in recipe.signals]
     return out
 
 
@@ -185,6 +208,16 @@ def _signal(name: str, value: Any) -> SignalRecipe:
     return _build(SignalRecipe, {"name": name, **table}, f"signals.{name}")
 
 
+def _tables(value: Any, where: str) -> list[tuple[str, Any]]:
+    """Return named tables in order: ``[views.NAME]`` tables, or a list of tables with a ``name``."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        items = [dict(_table(item, where)) for item in value]
+        if not all(isinstance(item.get("name"), str) for item in items):
+            raise RecipeError(f"expected a name in each table of [[{where}]], found one without; name it")
+        return [(item.pop("name"), item) for item in items]
+    return list(_table(value, where).items())
+
+
 def _table(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise RecipeError(f"expected a table [{where}], found {value!r}; see `headrace recipe show pi0`")
@@ -192,14 +225,11 @@ def _table(value: Any, where: str) -> Mapping[str, Any]:
 
 
 _SPELLED = {"candidates": "from", "columns": "from", "height_px": "size", "width_px": "size"}
-_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,)}
-
-
-T = TypeVar("T")
+_TYPES: dict[type, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,)}
 
 
 def _build(kind: type[T], table: Mapping[str, Any], where: str) -> T:
-    known = {f.name: str(f.type) for f in fields(kind)}  # type: ignore[arg-type]
+    known = {f.name: f.type for f in fields(kind)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
@@ -211,39 +241,19 @@ def _build(kind: type[T], table: Mapping[str, Any], where: str) -> T:
     return kind(**values)
 
 
-def _convert(value: Any, annotation: str, where: str) -> Any:
-    if annotation.startswith("tuple["):
-        inner = annotation[6:].split(",")[0]
-        if inner not in _TYPES:
-            return value
-        items = [value] if isinstance(value, str) and inner == "str" else value
+def _convert(value: Any, annotation: Any, where: str) -> Any:
+    if get_origin(annotation) is tuple:
+        inner = get_args(annotation)[0]
+        items = [value] if isinstance(value, str) and inner is str else value
         if not isinstance(items, Sequence) or isinstance(items, str):
             raise RecipeError(f"expected a list for {where}, found {value!r}; correct the recipe")
         return tuple(_scalar(item, inner, where) for item in items)
-    return _scalar(value, annotation, where) if annotation in _TYPES else value
+    return _scalar(value, annotation, where)
 
 
-def _scalar(value: Any, kind: str, where: str) -> Any:
+def _scalar(value: Any, kind: Any, where: str) -> Any:
+    if kind not in _TYPES:  # a dataclass built by the caller
+        return value
     if isinstance(value, bool) or not isinstance(value, _TYPES[kind]):
-        raise RecipeError(f"expected {kind} for {where}, found {value!r}; correct the recipe")
-    return float(value) if kind == "float" else value
-
-
-def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise RecipeError(f"expected {key} one of {', '.join(allowed)}, found {value!r}; correct the recipe")
-
-
-def _identifier(kind: str, name: str) -> None:
-    if not name.replace("-", "_").isidentifier():
-        raise RecipeError(f"expected a {kind} name of letters, digits, _ and -, found {name!r}; rename it")
-
-
-def _check_codec(codec: str, normalised: bool) -> None:
-    kind, _, quality = codec.partition(":")
-    if kind == "jpeg" and not normalised and quality.isdigit() and 1 <= int(quality) <= 100:
-        return
-    if codec not in ("raw", "zstd"):
-        raise RecipeError(
-            f"expected codec raw, zstd or (for uint8 frames) jpeg:Q with Q of 1 to 100, found {codec!r}; correct [frames]"
-        )
+        raise RecipeError(f"expected {kind.__name__} for {where}, found {value!r}; correct the recipe")
+    return float(value) if kind is float else value  # type: ignore[arg-type]

@@ -1,0 +1,5 @@
+"""``python -m pipeline`` is ``headrace``."""
+
+from pipeline.cli import main
+
+main()

@@ -1,0 +1,89 @@
+"""The arrays that a recipe makes: their names, shapes, chunks and attributes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.views import Bindings
+from schemas.dataset import ROW_CHUNK_STEPS, ROW_SHARD_STEPS, ArraySpec
+from schemas.recipe import Recipe
+from schemas.source import EpisodeRef, SignalInfo
+
+
+def frame_specs(recipe: Recipe, bindings: Bindings, shard_steps: int) -> list[ArraySpec]:
+    """Return the specifications of the frame arrays."""
+    specs = []
+    for view in recipe.views:
+        attributes: dict[str, Any] = {"long_name": f"camera frames, view {view.name}", "resize": view.resize}
+        attributes["source_views"] = list(bindings.views.get(view.name, ()))
+        if recipe.frames.mean:
+            attributes["normalization"] = {"mean": list(recipe.frames.mean), "std": list(recipe.frames.std)}
+            attributes["units"] = "standard deviations"
+        else:
+            attributes["units"] = "1"
+        spec = ArraySpec(
+            name=f"rgb_{view.name}",
+            dims=("step", f"height_{view.name}", f"width_{view.name}", "rgb"),
+            row_shape=(view.height_px, view.width_px, 3),
+            dtype=recipe.frames.dtype,
+            chunk_steps=1,
+            shard_steps=shard_steps,
+            codec=recipe.frames.codec,
+            valid_array=f"rgb_{view.name}_valid",
+            attributes=tuple(attributes.items()),
+        )
+        specs.append(spec)
+    return specs
+
+
+def row_specs(recipe: Recipe, bindings: Bindings, features: Mapping[str, Sequence[str]]) -> list[ArraySpec]:
+    """Return the specifications of the arrays of small rows, ``features`` naming the columns of each signal."""
+    specs = [
+        _row(name, "float32", (size,), long_name=name, columns=list(bindings.signals[name]), features=list(features[name]))
+        for name, size in bindings.sizes.items()
+    ]
+    specs += [
+        _row("timestamp_s", "float64", units="s", long_name="time from the start of the episode"),
+        _row("align_error_s", "float32", units="s", long_name="recorded time minus grid time"),
+        _row("episode_index", "int32", long_name="row of the episodes table"),
+        _row("task_index", "int32", long_name="row of the tasks table: the instruction"),
+        _row("source_step", "int32", long_name="recorded step that serves this step"),
+        _row("valid", "bool", long_name="whether the step may be served"),
+    ]
+    masks = [_row(f"rgb_{view.name}_valid", "bool", long_name=f"image mask of view {view.name}") for view in recipe.views]
+    return specs + masks
+
+
+def episode_specs() -> list[ArraySpec]:
+    """Return the specifications of the arrays along the episode axis."""
+    return [
+        _row("row_size", "int64", dim="episode", long_name="steps of the episode", sample_dimension="step"),
+        _row("episode_ends", "int64", dim="episode", long_name="one past the last step of the episode"),
+    ]
+
+
+def _row(name: str, dtype: str, shape: tuple[int, ...] = (), dim: str = "step", **attributes: Any) -> ArraySpec:
+    return ArraySpec(
+        name=name,
+        dims=(dim, *(f"{name}_feature" for _ in shape)),
+        row_shape=shape,
+        dtype=dtype,
+        chunk_steps=ROW_CHUNK_STEPS,
+        shard_steps=ROW_SHARD_STEPS,
+        attributes=tuple(attributes.items()),
+    )
+
+
+def feature_names(bindings: Bindings, refs: Sequence[EpisodeRef]) -> dict[str, list[str]]:
+    """Return a name for each feature of each signal: the source's own, else ``column[0]``, ``column[1]``, ..."""
+    offered: dict[str, SignalInfo] = {}
+    for ref in reversed(refs):
+        offered.update((signal.name, signal) for signal in ref.signals)
+    return {
+        name: [label for column in columns for label in _labels(offered[column])] for name, columns in bindings.signals.items()
+    }
+
+
+def _labels(signal: SignalInfo) -> list[str]:
+    if len(signal.names) == signal.size:
+        return [label if label.startswith(signal.name) else f"{signal.name}.{label}" for label in signal.names]
+    return [signal.name] if signal.size == 1 else [f"{signal.name}[{k}]" for k in range(signal.size)]

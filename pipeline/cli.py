@@ -1,0 +1,225 @@
+"""The command line: a command parses, calls one function, prints its result.
+
+Answers go to standard output; progress and everything else human goes to standard error, so that ``--json`` prints one document.
+"""
+
+import json
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from pipeline import __version__
+from schemas.errors import HeadraceError, UsageError
+
+app = typer.Typer(
+    name="headrace",
+    help="Raw CARLA and robot recordings in, a checksummed Zarr + Parquet dataset out, training batches on the other side.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+recipe_app = typer.Typer(help="List recipes, or print one to start from.", no_args_is_help=True)
+app.add_typer(recipe_app, name="recipe")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
+Dataset = Annotated[Path, typer.Argument(help="A dataset that `headrace convert` made.")]
+Format = Annotated[str, typer.Option("--format", help="Name of the raw format; found out unless given.")]
+Recipe = Annotated[str, typer.Option("--recipe", "-r", help="A built-in recipe (`headrace recipe list`) or a TOML file.")]
+
+
+def main() -> NoReturn:
+    """Run the command line; errors become one line on standard error and the documented exit code."""
+    signal.signal(signal.SIGTERM, _terminate)  # schedulers send it before they kill: stop as Ctrl-C does
+    debug = "--debug" in sys.argv
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    try:
+        app(arguments, standalone_mode=True)
+    except HeadraceError as error:
+        if debug:
+            raise
+        _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        _fail("stopped; what was finished is kept, and the same command continues", 130)
+    except BrokenPipeError:  # `headrace ... | head`
+        sys.stderr.close()
+        raise SystemExit(1) from None
+    except OSError as error:
+        if debug:
+            raise
+        _fail(f"expected to read and write files, found: {error}; correct it and run the same command again", 1)
+    raise SystemExit(0)
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"headrace: {message}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, default=str, ensure_ascii=False, allow_nan=False))
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"headrace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """Options of every command."""
+
+
+@app.command()
+def inspect(
+    raw: Annotated[Path, typer.Argument(help="A folder of raw recordings.")], json: Json = False, format: Format = ""
+) -> None:
+    """Say what is here: format, episodes, views, signals, rates, problems. Metadata only, no pixel is decoded."""
+    from pipeline import screens
+    from pipeline.readers import open_source
+
+    index = open_source(raw, format).index()
+    summary = screens.summarize_index(index)
+    if json:
+        _print_json(summary)
+    else:
+        screens.print_index(summary)
+
+
+@app.command()
+def convert(
+    paths: Annotated[list[Path], typer.Argument(metavar="RAW... OUT", help="Raw folders, then the dataset to make.")],
+    recipe: Recipe = "pi0",
+    view: Annotated[list[str] | None, typer.Option("--view", help="target=source, such as base_0_rgb=rgb_front.")] = None,
+    size: Annotated[int | None, typer.Option(help="Pixels a side of every view.", min=1, max=8192)] = None,
+    rate: Annotated[float | None, typer.Option(help="Rate of the output grid in Hz.", min=0.001, max=10_000)] = None,
+    codec: Annotated[str | None, typer.Option(help="How frames are stored: raw, zstd, jpeg:Q.")] = None,
+    shard_steps: Annotated[int | None, typer.Option(help="Steps of a frame shard, a power of two.", min=1)] = None,
+    on_bad_frame: Annotated[str | None, typer.Option(help="mask, drop-episode or stop.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first refused piece of input.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Discard an unfinished run.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    format: Format = "",
+    workers: Annotated[int | None, typer.Option(help="Worker processes; one a core unless given, 0 for none.", min=0)] = None,
+    threads: Annotated[int, typer.Option(help="Threads of each worker.", min=1)] = 1,
+    memory: Annotated[str, typer.Option(help="Memory limit of each worker, such as 2GiB.")] = "auto",
+    scheduler: Annotated[str, typer.Option(help="Address of a running Dask scheduler.")] = "",
+    json: Json = False,
+) -> None:
+    """Plan, convert and commit. The same command again resumes, or appends episodes that are new."""
+    from pipeline import screens
+    from pipeline.cluster import ClusterOptions
+    from pipeline.conversion import convert as run
+    from pipeline.conversion import report_to_json
+    from pipeline.recipes import parse_view_flags
+
+    if len(paths) < 2:
+        raise UsageError("expected RAW... OUT, found one path; name the dataset to make last")
+    with screens.ConvertScreen(quiet=json) as screen:
+        report = run(
+            paths[:-1],
+            paths[-1],
+            recipe,
+            watch=screen,
+            views=parse_view_flags(view or []),
+            size=size,
+            rate_hz=rate,
+            codec=codec,
+            shard_steps=shard_steps,
+            on_bad_frame=on_bad_frame,
+            strict=strict,
+            restart=restart,
+            dry_run=dry_run,
+            format=format,
+            cluster=ClusterOptions(workers=workers, threads=threads, memory=memory, scheduler=scheduler),
+        )
+    if json:
+        _print_json(report_to_json(report))
+    else:
+        screens.print_report(report)
+    raise typer.Exit(report.exit_code)
+
+
+@app.command()
+def info(out: Dataset, json: Json = False) -> None:
+    """Say what a dataset holds."""
+    from pipeline import screens
+
+    summary = screens.summarize_dataset(out)
+    if json:
+        _print_json(summary)
+    else:
+        screens.print_dataset(summary)
+
+
+@app.command()
+def verify(
+    out: Dataset,
+    quick: Annotated[bool, typer.Option("--quick", help="Existence, sizes, indexes, tables; no frame is read.")] = False,
+    json: Json = False,
+) -> None:
+    """Compare every byte of a dataset with what was committed; exit code 1 where anything differs."""
+    from pipeline import screens
+
+    report = screens.run_verify(out, quick=quick, quiet=json)
+    if json:
+        _print_json(screens.verify_to_json(report))
+    else:
+        screens.print_verify(report, out)
+    raise typer.Exit(0 if report.ok else 1)
+
+
+@recipe_app.command("list")
+def recipe_list(json: Json = False) -> None:
+    """List the built-in recipes."""
+    from pipeline import screens
+    from pipeline.recipes import BUILT_IN
+
+    summaries = screens.summarize_recipes(BUILT_IN)
+    if json:
+        _print_json(summaries)
+    else:
+        screens.print_recipes(summaries)
+
+
+@recipe_app.command("show")
+def recipe_show(name: Annotated[str, typer.Argument(help="A recipe's name or file.")], json: Json = False) -> None:
+    """Print a recipe as TOML, to start from."""
+    from pipeline.recipes import BUILT_IN, load_recipe, recipe_text
+    from schemas.recipe import recipe_to_mapping
+
+    recipe = load_recipe(name)
+    if json:
+        _print_json(recipe_to_mapping(recipe))
+    else:
+        print(recipe_text(name) if name in BUILT_IN else Path(name).read_text("utf-8"), end="")
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Argument(help="A new folder for the demonstration.")],
+    json: Json = False,
+) -> None:
+    """Make a small raw driving clip and robot set, convert both, verify, and iterate batches."""
+    from pipeline.demo.walk import run_demo
+
+    summary = run_demo(folder, quiet=json)
+    if json:
+        _print_json(summary)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Small synthetic recordings in the exact layout of the formats, painted from their own numbers."""

@@ -1,0 +1,111 @@
+"""Open files: a bounded number of them, none closed while it is read, none shared with a forked child."""
+
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from schemas.errors import DatasetError
+
+
+def default_limit() -> int:
+    """Return a quarter of the files that this process may open, 512 at most: others need some too."""
+    import resource  # not on Windows, where os.preadv is missing as well
+
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 512 if soft == resource.RLIM_INFINITY else max(4, min(512, soft // 4))
+
+
+class FileHandles:
+    """Descriptors of files opened for reading, the least recently used closed first.
+
+    Parameters
+    ----------
+    root
+        Folder that the paths are relative to.
+    limit
+        Descriptors to keep; more are open only while more are in use.
+    """
+
+    def __init__(self, root: Path, limit: int = 0) -> None:
+        self._root = root
+        self._limit = limit or default_limit()
+        self._reset()
+        _ALL.add(self)
+
+    @contextmanager
+    def lease(self, paths: Sequence[str]) -> Iterator[list[int]]:
+        """Hold a descriptor of each of ``paths`` open."""
+        held: list[str] = []
+        try:
+            yield [self._acquire(path, held) for path in paths]
+        finally:
+            with self._lock:
+                for path in held:
+                    self._open[path][1] -= 1
+                self._close_surplus()
+
+    def close(self) -> None:
+        """Close what nobody holds. The next lease opens files again."""
+        with self._lock:
+            self._close_surplus(limit=0)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def _acquire(self, path: str, held: list[str]) -> int:
+        with self._lock:
+            entry = self._open.get(path)
+            if entry is None:
+                entry = self._open[path] = [self._descriptor(path), 0]
+            else:
+                self._open.move_to_end(path)
+            entry[1] += 1
+            held.append(path)
+            return entry[0]
+
+    def _descriptor(self, path: str) -> int:
+        try:
+            return os.open(self._root / path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise DatasetError("expected a shard file, found none; run `headrace verify`", file=path) from None
+        except OSError as error:
+            raise DatasetError(f"expected a readable file, found {error.strerror}; check the disk", file=path) from error
+
+    def _close_surplus(self, limit: int | None = None) -> None:
+        surplus = len(self._open) - (self._limit if limit is None else limit)
+        if surplus <= 0:
+            return
+        idle = [path for path, (_, users) in self._open.items() if not users]
+        for path in idle[:surplus]:
+            os.close(self._open.pop(path)[0])
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._open: OrderedDict[str, list[int]] = OrderedDict()
+        """``path -> [descriptor, users]``, the least recently used first."""
+
+    def _forget_parent(self) -> None:
+        """In a forked child: drop the lock, which a thread that is no more may hold, and the parent's descriptors."""
+        inherited = [descriptor for descriptor, _ in self._open.values()]
+        self._reset()
+        for descriptor in inherited:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        for descriptor, _ in getattr(self, "_open", {}).values():
+            os.close(descriptor)
+
+
+_ALL: "weakref.WeakSet[FileHandles]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for handles in list(_ALL):
+        handles._forget_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,213 @@
+"""LeRobot datasets, v2.0 and v2.1: one Parquet file an episode, one video an episode and view.
+
+``docs/formats.md`` describes the layout and what is read of it.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from pipeline.readers.folders import Folder, inside, list_folder, open_inside, source_root
+from pipeline.readers.lerobot_meta import (
+    EpisodeLine,
+    Info,
+    default_columns,
+    find_version,
+    read_episodes,
+    read_info,
+    read_tasks,
+    refuse_foreign_version,
+)
+from pipeline.readers.lerobot_rows import read_images, read_rows
+from pipeline.readers.parquet_rows import open_parquet
+from schemas.errors import Reason, SourceError
+from schemas.source import EpisodeRef, Fault, Frame, SignalBlock, SignalInfo, SourceIndex, ViewInfo
+
+MAX_TASKS = 1000
+"""Tasks that an episode without tasks of its own may have one of."""
+TIME = SignalInfo(name="timestamp_s", shape=(), dtype="float64", units="s")
+INSTRUCTION = SignalInfo(name="instruction_index", shape=(), dtype="int64")
+
+
+@dataclass(frozen=True, slots=True)
+class LeRobotReader:
+    """The dataset whose ``meta/info.json`` lies in ``root``."""
+
+    name: ClassVar[str] = "lerobot"
+
+    root: Path
+
+    @classmethod
+    def sniff(cls, root: Path) -> str:
+        """Return an empty string for LeRobot v2, else what is missing; SourceError for a LeRobot version not read yet."""
+        try:
+            version = find_version(root)
+        except LookupError as error:
+            return str(error.args[0])
+        refuse_foreign_version(version)
+        return ""
+
+    def index(self) -> SourceIndex:
+        """List the episodes by ``meta/`` and the names of files; a table is opened only where meta/ gives no lengths."""
+        root = source_root(self.root)
+        missing = self.sniff(root)
+        if missing:
+            raise SourceError(f"expected a LeRobot dataset, found {missing}; check the path", Reason.BAD_METADATA)
+        info = read_info(root)
+        faults: list[Fault] = []
+        notes = list(info.notes)
+        tasks = read_tasks(root, faults)
+        if os.path.lexists(root / "meta/episodes.jsonl"):
+            lines = read_episodes(root, faults)
+        else:
+            notes.append("meta/episodes.jsonl is missing; episodes and lengths come from the data files")
+            lines = _lines_from_data(root, faults)
+        columns = default_columns(root, info.signals, notes)
+        maker = _EpisodeMaker(root, info, tasks, {})
+        episodes = [maker.make(line, faults) for line in lines]
+        return SourceIndex(
+            format=self.name,
+            name=root.name,
+            episodes=tuple(episode for episode in episodes if episode is not None),
+            faults=tuple(faults),
+            state=columns["state"],
+            actions=columns["actions"],
+            notes=tuple(notes),
+        )
+
+    def read_signals(self, ref: EpisodeRef, names: Sequence[str], steps: np.ndarray) -> SignalBlock:
+        """Return rows of ``names`` at ``steps``, reading those columns of the row groups that hold them."""
+        return read_rows(self.root, ref, names, np.asarray(steps, np.int64))
+
+    def read_frames(self, ref: EpisodeRef, view: str, steps: np.ndarray) -> Iterator[Frame]:
+        """Yield each step's frame: decoded from a video in one pass, or as the encoded image of a column."""
+        if ref.view(view).encoding == "video":
+            return self._video_frames(ref, view, np.asarray(steps, np.int64))
+        return read_images(self.root, ref, view, np.asarray(steps, np.int64))
+
+    def _video_frames(self, ref: EpisodeRef, view: str, steps: np.ndarray) -> Iterator[Frame]:
+        from pipeline.readers.video import read_video_frames  # PyAV takes long to import, and indexing needs none of it
+
+        path, done = ref.details["videos"][view], 0
+        try:
+            os.close(open_inside(self.root, path))
+            for step, frame in zip(
+                steps.tolist(), read_video_frames(Path(inside(self.root, path)), steps), strict=True
+            ):
+                yield _placed(frame, ref, view, step, path) if isinstance(frame, Fault) else frame
+                done += 1
+        except SourceError as error:
+            fault = Fault(reason=error.reason, message=error.message)
+            yield from (_placed(fault, ref, view, step, path) for step in steps[done:].tolist())
+
+    def files(self, ref: EpisodeRef) -> Iterator[Path]:
+        """Name the table and the videos. ``meta/`` is left out: a new episode changes it, and no other episode with it."""
+        yield Path(ref.details["data"])
+        for view in ref.views:
+            if view.present and view.name in ref.details["videos"]:
+                yield Path(ref.details["videos"][view.name])
+
+
+def _placed(fault: Fault, ref: EpisodeRef, view: str, step: int, path: str) -> Fault:
+    return replace(fault, episode=ref.key, stream=view, start=step, stop=step + 1, path=path)
+
+
+@dataclass(frozen=True, slots=True)
+class _EpisodeMaker:
+    """Makes episodes of one dataset; each folder of files is listed once, however many episodes share it."""
+
+    root: Path
+    info: Info
+    tasks: Mapping[int, str]
+    listed: dict[str, frozenset[str]]
+
+    def make(self, line: EpisodeLine, faults: list[Fault]) -> EpisodeRef | None:
+        """Return the episode of a line of episodes.jsonl, or None and a fault."""
+        key = f"episode_{line.index:06d}"
+        data = self.info.path(self.info.data_path, line.index)
+        if line.num_steps == 0:
+            message = "expected an episode of 1 step or more, found length 0 in episodes.jsonl; drop it"
+            faults.append(Fault(reason=Reason.EMPTY_EPISODE, message=message, episode=key, path=data))
+            return None
+        if not self._exists(data):
+            message = "expected the data file of an episode in episodes.jsonl, found none; complete the download, or drop the episode"
+            faults.append(Fault(reason=Reason.MISSING_FILE, message=message, episode=key, path=data))
+            return None
+        videos = {
+            view.name: self.info.path(self.info.video_path, line.index, view.name)
+            for view in self.info.views
+            if view.encoding == "video"
+        }
+        instructions, task_indices = self._instructions(line)
+        return EpisodeRef(
+            key=key,
+            num_steps=line.num_steps,
+            rate_hz=self.info.rate_hz,
+            views=tuple(self._view(view, videos) for view in self.info.views),
+            signals=(*self.info.signals, TIME, *([INSTRUCTION] if task_indices else [])),
+            instructions=instructions,
+            details={
+                "episode_index": line.index,
+                "data": data,
+                "videos": videos,
+                "task_indices": task_indices,
+                "robot_type": self.info.robot_type,
+                "version": self.info.version,
+            },
+        )
+
+    def _view(self, view: ViewInfo, videos: Mapping[str, str]) -> ViewInfo:
+        present = view.name not in videos or self._exists(videos[view.name])
+        return view if present else replace(view, present=False)
+
+    def _instructions(self, line: EpisodeLine) -> tuple[tuple[str, ...], list[int]]:
+        """Return the episode's tasks and, at the same places, their task_index; no indices where they cannot be told."""
+        if line.tasks:
+            index_of = {task: index for index, task in self.tasks.items()}
+            known = all(task in index_of for task in line.tasks)
+            return line.tasks, [index_of[task] for task in line.tasks] if known else []
+        if 0 < len(self.tasks) <= MAX_TASKS:
+            return tuple(self.tasks.values()), list(self.tasks)
+        return (), []
+
+    def _exists(self, path: str) -> bool:
+        folder, _, name = path.rpartition("/")
+        if folder not in self.listed:
+            try:
+                inside(self.root, folder)
+                self.listed[folder] = list_folder(self.root, folder).files
+            except SourceError:
+                self.listed[folder] = frozenset()
+        return name in self.listed[folder]
+
+
+def _lines_from_data(root: Path, faults: list[Fault]) -> list[EpisodeLine]:
+    """List ``data/*/episode_*.parquet`` and ask each footer for its length."""
+    lines = []
+    for chunk in sorted(_list(root, "data", faults).folders):
+        for name in sorted(_list(root, f"data/{chunk}", faults).files):
+            match = re.fullmatch(r"episode_(\d{1,9})\.parquet", name, re.ASCII)
+            if match is None:
+                continue
+            path = f"data/{chunk}/{name}"
+            try:
+                with open_parquet(root, path) as file:
+                    lines.append(EpisodeLine(int(match[1]), file.metadata.num_rows, None))
+            except SourceError as error:
+                key = f"episode_{int(match[1]):06d}"
+                faults.append(Fault(reason=error.reason, message=error.message, episode=key, path=path))
+    return sorted(lines, key=lambda line: line.index)
+
+
+def _list(root: Path, path: str, faults: list[Fault]) -> Folder:
+    try:
+        inside(root, path)
+        return list_folder(root, path)
+    except SourceError as error:
+        faults.append(Fault(reason=error.reason, message=error.message, path=path))
+        return Folder(path, frozenset(), frozenset())

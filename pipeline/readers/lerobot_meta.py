@@ -1,0 +1,347 @@
+"""What the ``meta/`` folder of a LeRobot v2 dataset says, read with the tolerance that foreign writers need."""
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+from pipeline.readers.folders import open_inside, read_inside
+from schemas.errors import Reason, SourceError
+from schemas.source import Fault, SignalInfo, ViewInfo
+
+INFO = "meta/info.json"
+MAX_INFO_NBYTES = 64 * 2**20
+MAX_LINE_NBYTES = 16 * 2**20
+MAX_ROW_SIZE = 2**20
+"""Greatest number of elements of one row of a signal."""
+MAX_STEPS = 2**31
+DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
+VIDEO_PATH = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+CHUNKS_SIZE = 1000
+
+OWN_COLUMNS = ("timestamp", "frame_index", "episode_index", "index", "task_index", "timestamp_s", "instruction_index")
+"""Columns that say where a row stands, and names that every reader offers itself: no signals."""
+
+_DTYPES = frozenset(
+    {"bool", "float16", "float32", "float64"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
+_FIELDS = {"episode_chunk", "episode_index", "video_key"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Info:
+    """``meta/info.json``, checked."""
+
+    version: str
+    rate_hz: float
+    """0 where the file gives none."""
+    chunks_size: int
+    data_path: str
+    video_path: str
+    robot_type: str
+    views: tuple[ViewInfo, ...]
+    signals: tuple[SignalInfo, ...]
+    notes: tuple[str, ...]
+
+    def path(self, template: str, episode_index: int, video_key: str = "") -> str:
+        """Fill a path template of this dataset."""
+        return template.format(
+            episode_chunk=episode_index // self.chunks_size, episode_index=episode_index, video_key=video_key
+        )
+
+
+def find_version(root: Path) -> str:
+    """Return ``codebase_version``, "" where info.json does not say, "v1" for that layout; LookupError where it is none."""
+    if os.path.isfile(root / "meta_data" / "info.json"):
+        return "v1"
+    if not os.path.isfile(root / INFO):
+        raise LookupError(f"no {INFO}{_hint(root)}")
+    version = read_json(root, INFO).get("codebase_version")
+    return version if isinstance(version, str) else ""
+
+
+def _hint(root: Path) -> str:
+    try:
+        with os.scandir(root) as entries:
+            names = sorted(entry.name for entry in entries if os.path.isfile(os.path.join(entry.path, INFO)))
+    except OSError:
+        return ""  # an unreadable root has been refused before
+    return f", but one in {names[0]!a}: open that folder" if names else ""
+
+
+def refuse_foreign_version(version: str) -> None:
+    """Raise SourceError unless ``version`` is 2.0, 2.1 or unsaid."""
+    if version and not re.fullmatch(r"v?2(\.[01])?(\.\d+)?", version):
+        raise SourceError(
+            f"expected LeRobot v2.0 or v2.1, found {version[:20]}, which is not read yet; convert it to v2.1 meanwhile",
+            Reason.UNSUPPORTED,
+        )
+
+
+def read_json(root: Path, path: str) -> dict[str, Any]:
+    """Read a JSON object of the source; SourceError where it is none."""
+    data = read_inside(root, path, MAX_INFO_NBYTES)
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(
+            f"expected JSON, found: {str(error)[:120]}; restore the file", Reason.BAD_METADATA, file=path
+        ) from error
+    if not isinstance(value, dict):
+        raise SourceError(f"expected a JSON object, found a {type(value).__name__}; restore the file", file=path)
+    return value
+
+
+def read_info(root: Path) -> Info:
+    """Read and check ``meta/info.json``; SourceError only where nothing can be read without it."""
+    data = read_json(root, INFO)
+    version = data.get("codebase_version")
+    refuse_foreign_version(version if isinstance(version, str) else "")
+    notes = [] if isinstance(version, str) else ["info.json names no codebase_version; read as LeRobot v2"]
+    features = data.get("features")
+    if not isinstance(features, dict):
+        raise SourceError(f"expected `features` in {INFO}, found {str(features)[:40]}; restore the file", file=INFO)
+    views, signals, others = _features(features)
+    if others:
+        shown = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+        notes.append(
+            f"{len(others)} columns that are neither numeric nor images were left alone, never unpickled: {shown}"
+        )
+    rate_hz = as_rate(data.get("fps"))
+    if not rate_hz:
+        found = str(data.get("fps"))[:20]
+        notes.append(f"expected a positive fps in info.json, found {found}; times come from the timestamp column alone")
+    chunks_size = data.get("chunks_size", CHUNKS_SIZE)
+    if type(chunks_size) is not int or chunks_size < 1:
+        notes.append(f"expected a positive chunks_size in info.json, found {str(chunks_size)[:20]}; took {CHUNKS_SIZE}")
+        chunks_size = CHUNKS_SIZE
+    return Info(
+        version=version if isinstance(version, str) else "",
+        rate_hz=rate_hz,
+        chunks_size=chunks_size,
+        data_path=_template(data.get("data_path"), DATA_PATH, "data_path", notes),
+        video_path=_template(data.get("video_path"), VIDEO_PATH, "video_path", notes if views else []),
+        robot_type=as_text(data.get("robot_type") or ""),
+        views=views,
+        signals=signals,
+        notes=tuple(notes),
+    )
+
+
+def _template(value: Any, default: str, key: str, notes: list[str]) -> str:
+    """Return a path template that only names what a path may name: a format string can do more than that."""
+    if value is None:
+        notes.append(f"info.json has no {key}; took {default}")
+        return default
+    try:
+        parts = list(Formatter().parse(value))
+    except (ValueError, TypeError) as error:
+        raise SourceError(
+            f"expected a path template in {key}, found {str(value)[:80]!r}; restore {INFO}", file=INFO
+        ) from error
+    for _, field, spec, conversion in parts:
+        if field is not None and (
+            field not in _FIELDS or conversion or not re.fullmatch(r"(0?\d{1,2}d?)?", spec or "", re.ASCII)
+        ):
+            message = f"expected only {sorted(_FIELDS)} in {key}, found {str(value)[:80]!r}; restore {INFO}"
+            raise SourceError(message, file=INFO)
+        if field == "video_key" and spec:
+            raise SourceError(
+                f"expected a plain {{video_key}} in {key}, found {str(value)[:80]!r}; restore {INFO}", file=INFO
+            )
+    return str(value)
+
+
+def _features(features: Mapping[str, Any]) -> tuple[tuple[ViewInfo, ...], tuple[SignalInfo, ...], list[str]]:
+    views, signals, others = [], [], []
+    for key, feature in features.items():
+        dtype = feature.get("dtype") if isinstance(feature, dict) else None
+        shape = _shape(feature) if isinstance(feature, dict) else None
+        if as_text(key) != key:
+            others.append(as_text(key))
+        elif dtype in ("video", "image"):
+            views.append(_view(key, feature, shape or ()))
+        elif dtype in _DTYPES and shape is not None:
+            if key not in OWN_COLUMNS:
+                signals.append(_signal(key, feature, shape))
+        else:
+            others.append(key)
+    return tuple(views), tuple(signals), others
+
+
+def _shape(feature: Mapping[str, Any]) -> tuple[int, ...] | None:
+    shape = feature.get("shape")
+    shape = [shape] if type(shape) is int else shape
+    if not isinstance(shape, list) or any(type(side) is not int or side < 0 for side in shape):
+        return None
+    return tuple(shape) if math.prod(shape) <= MAX_ROW_SIZE or len(shape) == 3 else None
+
+
+def _view(key: str, feature: Mapping[str, Any], shape: tuple[int, ...]) -> ViewInfo:
+    """Find height and width by the names of the axes, else by the axis that has the size of channels."""
+    info = feature.get("info") or feature.get("video_info") or {}
+    info = info if isinstance(info, dict) else {}
+    names = [name.lower() for name in flat_names(feature.get("names"))]
+    height = width = 0
+    if len(shape) == 2:
+        height, width = shape
+    elif len(shape) == 3:
+        axis = next((axis for axis, name in enumerate(names) if name.startswith("channel") and len(names) == 3), -1)
+        if axis < 0:
+            axis = next((axis for axis in (2, 0, 1) if shape[axis] in (1, 3, 4)), 2)
+        height, width = (side for k, side in enumerate(shape) if k != axis)
+        if "width" in names and "height" in names and names.index("width") < names.index("height"):
+            height, width = width, height
+    is_depth = info.get("video.is_depth_map") is True or info.get("is_depth_map") is True
+    encoding = "video" if feature["dtype"] == "video" else "png"
+    return ViewInfo(name=key, height_px=height, width_px=width, encoding=encoding, kind="depth" if is_depth else "rgb")
+
+
+def _signal(key: str, feature: Mapping[str, Any], shape: tuple[int, ...]) -> SignalInfo:
+    shape = () if shape in ((), (1,)) else shape
+    names = flat_names(feature.get("names"))
+    return SignalInfo(
+        name=key, shape=shape, dtype=str(feature["dtype"]), names=names if len(names) == math.prod(shape) else ()
+    )
+
+
+def flat_names(names: Any) -> tuple[str, ...]:
+    """Flatten ``names`` of any shape that writers use: a list, a list of lists, a dict of lists, or nothing.
+
+    >>> flat_names({"motors": ["shoulder", "elbow"]}), flat_names([["a", "b"]]), flat_names(None)
+    (('shoulder', 'elbow'), ('a', 'b'), ())
+    """
+    found: list[str] = []
+    pending = [names]
+    while pending:
+        value = pending.pop(0)
+        if isinstance(value, str):
+            found.append(as_text(value))
+        elif isinstance(value, dict):
+            pending = (
+                [*value.values(), *pending] if any(isinstance(v, list) for v in value.values()) else [*value, *pending]
+            )
+        elif isinstance(value, list):
+            pending = [*value, *pending]
+    return tuple(found)
+
+
+def read_lines(root: Path, path: str, faults: list[Fault]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield ``(line number, object)`` of a JSON Lines file; a broken line is a fault and costs no other line."""
+    with os.fdopen(open_inside(root, path), "rb") as file:
+        number = 0
+        try:
+            while line := file.readline(MAX_LINE_NBYTES):
+                number += 1
+                if not line.strip():
+                    continue
+                try:
+                    value = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    faults.append(line_fault(path, number, f"expected a JSON object, found: {str(error)[:80]}"))
+                    continue
+                if isinstance(value, dict):
+                    yield number, value
+                else:
+                    faults.append(line_fault(path, number, f"expected a JSON object, found a {type(value).__name__}"))
+        except OSError as error:
+            raise SourceError(
+                f"expected a readable file, found: {error.strerror}; check the disk", Reason.IO, file=path
+            ) from error
+
+
+def line_fault(path: str, number: int, message: str, reason: Reason = Reason.BAD_METADATA) -> Fault:
+    """Return the fault of one line."""
+    return Fault(reason=reason, message=f"line {number}: {message}; restore the file", path=path)
+
+
+def read_tasks(root: Path, faults: list[Fault]) -> dict[int, str]:
+    """Read ``task_index -> task``; empty where there is no such file."""
+    path = "meta/tasks.jsonl"
+    tasks: dict[int, str] = {}
+    if not os.path.lexists(root / path):
+        return tasks
+    for number, line in read_lines(root, path, faults):
+        index, task = line.get("task_index"), line.get("task")
+        if type(index) is int and isinstance(task, str):
+            tasks[index] = as_text(task)
+        else:
+            faults.append(line_fault(path, number, "expected task_index and task"))
+    return tasks
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLine:
+    """One usable line of ``meta/episodes.jsonl``."""
+
+    index: int
+    num_steps: int
+    tasks: tuple[str, ...] | None
+    """None where the line has none."""
+
+
+def read_episodes(root: Path, faults: list[Fault]) -> list[EpisodeLine]:
+    """Read ``meta/episodes.jsonl``, in order of ``episode_index``; doubles and broken lines are faults."""
+    path = "meta/episodes.jsonl"
+    found: dict[int, EpisodeLine] = {}
+    for number, line in read_lines(root, path, faults):
+        index, length = line.get("episode_index"), line.get("length")
+        if type(index) is not int or not 0 <= index < MAX_STEPS:
+            faults.append(line_fault(path, number, f"expected an episode_index, found {str(index)[:20]}"))
+        elif type(length) is not int or not 0 <= length < MAX_STEPS:
+            faults.append(line_fault(path, number, f"expected the length of episode {index}, found {str(length)[:20]}"))
+        elif index in found:
+            message = f"expected episode {index} once, found it again"
+            faults.append(line_fault(path, number, message, Reason.DUPLICATE))
+        else:
+            found[index] = EpisodeLine(index, length, _tasks(line.get("tasks")))
+    return [found[index] for index in sorted(found)]
+
+
+def _tasks(value: Any) -> tuple[str, ...] | None:
+    value = [value] if isinstance(value, str) else value
+    if not isinstance(value, list):
+        return None
+    return tuple(dict.fromkeys(as_text(task) for task in value if isinstance(task, str)))
+
+
+def default_columns(root: Path, signals: Sequence[SignalInfo], notes: list[str]) -> dict[str, tuple[str, ...]]:
+    """Return which columns make ``state`` and ``actions``: by modality.json, else by LeRobot's names, else by prefix."""
+    offered = [signal.name for signal in signals]
+    modality: Mapping[str, Any] = {}
+    if os.path.isfile(root / "meta/modality.json"):
+        try:
+            modality = read_json(root, "meta/modality.json")
+        except SourceError as error:
+            notes.append(f"modality.json was ignored: {error.message}")
+    named = {"state": ("observation.state", "state"), "action": ("action", "actions")}
+    found = {}
+    for key, standard in named.items():
+        table = modality.get(key)
+        wanted = [_original(value, standard[0]) for value in table.values()] if isinstance(table, dict) else []
+        columns = tuple(dict.fromkeys(name for name in wanted if name in offered))
+        columns = columns or tuple(name for name in standard if name in offered)[:1]
+        prefixes = tuple(f"{name}." for name in standard)
+        found[key] = columns or tuple(name for name in offered if name.startswith(prefixes))
+    return {"state": found["state"], "actions": found["action"]}
+
+
+def _original(value: Any, default: str) -> str:
+    name = value.get("original_key") if isinstance(value, dict) else None
+    return name if isinstance(name, str) else default
+
+
+def as_rate(value: Any) -> float:
+    """Return a rate in Hz that metadata gives, or 0 where it gives none that can be."""
+    is_rate = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1e6
+    return float(value) if is_rate else 0.0
+
+
+def as_text(value: Any) -> str:
+    """Return text that can be written as UTF-8: a lone surrogate, which JSON can spell, becomes ``?``."""
+    return str(value).encode("utf-8", "replace").decode()

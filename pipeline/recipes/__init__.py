@@ -1,0 +1,83 @@
+"""Recipes by name or file, and the flags that change them."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from schemas.errors import RecipeError
+from schemas.recipe import FrameRecipe, Recipe, ViewRecipe, recipe_from_mapping
+
+BUILT_IN = ("pi0", "three-view")
+
+
+def recipe_text(name: str) -> str:
+    """Return the TOML text of a built-in recipe."""
+    if name not in BUILT_IN:
+        raise RecipeError(f"expected one of the recipes {', '.join(BUILT_IN)}, found {name!r}; see `headrace recipe list`")
+    return resources.files(__package__).joinpath(f"{name}.toml").read_text("utf-8")
+
+
+def load_recipe(name_or_file: str | Path | Recipe) -> Recipe:
+    """Load a built-in recipe by name, or one from a TOML file; RecipeError says what is wrong with it."""
+    if isinstance(name_or_file, Recipe):
+        return name_or_file
+    name = str(name_or_file)
+    if name in BUILT_IN:
+        return recipe_from_mapping(tomllib.loads(recipe_text(name)), name)
+    path = Path(name)
+    if not path.is_file():
+        raise RecipeError(f"expected a recipe file or one of {', '.join(BUILT_IN)}, found {name!r}; see `headrace recipe list`")
+    try:
+        data = tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"expected TOML, found {error}; correct the file", recipe=path.name) from error
+    try:
+        return recipe_from_mapping(data, path.stem)
+    except RecipeError as error:
+        error.where = {"recipe": path.name, **error.where}
+        raise
+
+
+def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """Return ``recipe`` with command-line flags applied.
+
+    ``changes`` may hold ``views`` (``target -> source``), ``size`` (pixels a side, every view), ``rate_hz``, ``codec``
+    and ``on_bad_frame``; None means not given.
+    """
+    views = tuple(_override_view(view, changes) for view in recipe.views)
+    for target in changes.get("views") or {}:
+        recipe.view(target)
+    given = {key: changes[key] for key in ("rate_hz", "on_bad_frame") if changes.get(key) is not None}
+    if changes.get("codec") is not None:
+        frames = recipe.frames
+        given["frames"] = FrameRecipe(codec=changes["codec"], dtype=frames.dtype, mean=frames.mean, std=frames.std)
+    return replace(recipe, views=views, **given)
+
+
+def parse_view_flags(flags: Sequence[str]) -> dict[str, str]:
+    """Parse ``--view target=source`` flags.
+
+    >>> parse_view_flags(["base_0_rgb=rgb_front"])
+    {'base_0_rgb': 'rgb_front'}
+    """
+    views: dict[str, str] = {}
+    for flag in flags:
+        target, equals, source = flag.partition("=")
+        if not (target and equals and source):
+            raise RecipeError(f"expected --view target=source, found {flag!r}; for example --view base_0_rgb=rgb_front")
+        if target in views:
+            raise RecipeError(f"expected one --view for {target!r}, found two; keep one")
+        views[target] = source
+    return views
+
+
+def _override_view(view: ViewRecipe, changes: Mapping[str, Any]) -> ViewRecipe:
+    source = (changes.get("views") or {}).get(view.name)
+    if source is not None:
+        view = replace(view, candidates=(source,))
+    if changes.get("size") is not None:
+        view = replace(view, height_px=changes["size"], width_px=changes["size"])
+    return view

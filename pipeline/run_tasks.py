@@ -1,0 +1,182 @@
+"""Tasks in a sliding window over a Dask cluster: bounded on the driver and the scheduler, whatever the plan's size."""
+
+import queue
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pipeline.cluster import ClusterOptions, open_client
+from pipeline.shard_task import ShardResult, write_shard
+from pipeline.sources import write_provenance
+from pipeline.workspace import Journal, Lock
+from schemas.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+    from pipeline.conversion import Watch, _Tasks
+
+WINDOW = 3
+"""Tasks in flight for each thread: enough that none waits for the driver, few enough that the scheduler stays small."""
+
+LONELY_TRIES = 2
+"""Times a task whose worker died is tried again by itself before it is blamed: another's crash kills innocents too."""
+
+
+def run_tasks(
+    tasks: "_Tasks",
+    results: dict[int, ShardResult],
+    sources: set[int],
+    *,
+    journal: Journal,
+    lock: Lock,
+    options: ClusterOptions,
+    watch: "Watch",
+) -> None:
+    """Run every task that is not done yet; ``results`` and ``sources`` grow, and the journal with them.
+
+    Raises
+    ------
+    HeadraceError
+        As a task raised it; what was journalled before stays done.
+    """
+    waiting = _waiting(tasks, results, sources)
+    first = next(waiting, None)
+    if first is None:
+        return
+    with open_client(options) as client:
+        _Window(client, tasks, results, sources, journal=journal, lock=lock, watch=watch).run(_chain(first, waiting))
+
+
+def _waiting(tasks: "_Tasks", results: dict[int, ShardResult], sources: set[int]) -> Iterator[tuple[str, int]]:
+    """Yield what is left: an episode's digest just before its first shard, since reading it warms the page cache."""
+    begun = set(sources)
+    for shard in tasks.plan.shards:
+        for number, _ in tasks.episodes(shard):
+            if number not in begun:
+                begun.add(number)
+                yield "source", number
+        if shard not in results:
+            yield "shard", shard
+
+
+def _chain(first: tuple[str, int], rest: Iterator[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    yield first
+    yield from rest
+
+
+class _Window:
+    """Futures in flight and what becomes of them."""
+
+    def __init__(
+        self,
+        client: "Client",
+        tasks: "_Tasks",
+        results: dict[int, ShardResult],
+        sources: set[int],
+        *,
+        journal: Journal,
+        lock: Lock,
+        watch: "Watch",
+    ) -> None:
+        self.client, self.tasks, self.results, self.sources = client, tasks, results, sources
+        self.journal, self.lock, self.watch = journal, lock, watch
+        self.done: queue.SimpleQueue[tuple[tuple[str, int], Future]] = queue.SimpleQueue()
+        self.in_flight: dict[tuple[str, int], Future] = {}
+        self.suspects: list[tuple[str, int]] = []
+        self.total = tasks.plan.num_steps - tasks.plan.first_step
+        self.steps = sum(result.num_steps for result in results.values())
+        self.frames = 0
+
+    def run(self, waiting: Iterator[tuple[str, int]]) -> None:
+        try:
+            exhausted = False
+            while True:
+                while not exhausted and len(self.in_flight) < self._width():
+                    task = next(waiting, None)
+                    exhausted = task is None
+                    if task is not None:
+                        self._submit(task)
+                if not self.in_flight:
+                    break
+                self._collect()
+            for task in self.suspects:
+                self._run_alone(task)
+        finally:
+            for future in self.in_flight.values():
+                future.release()
+
+    def _width(self) -> int:
+        threads = sum(self.client.nthreads().values())
+        return max(WINDOW * threads, 4)
+
+    def _submit(self, task: tuple[str, int], refused: str = "") -> None:
+        kind, number = task
+        key = f"{kind}-{number}-{time.monotonic_ns()}"
+        root = str(self.tasks.root.resolve())
+        if kind == "source":
+            episode = self.tasks.plan.episodes[number]
+            reader = self.tasks.readers[episode.source]
+            future = self.client.submit(write_provenance, root, reader, episode, number, key=key, priority=1)
+        else:
+            future = self.client.submit(write_shard, self.tasks.job(number, refused), key=key)
+        self.in_flight[task] = future
+        future.add_done_callback(lambda found: self.done.put((task, found)))
+
+    def _collect(self) -> None:
+        """Take one finished task; beat the lock while waiting."""
+        self.lock.beat()
+        try:
+            task, future = self.done.get(timeout=1.0)
+        except queue.Empty:
+            return
+        if self.in_flight.get(task) is not future:
+            return
+        del self.in_flight[task]
+        if future.status == "finished":
+            self._record(task, future.result())
+            return
+        error = future.exception()
+        if not _worker_died(error):
+            raise _raised(error)
+        self.watch.said(f"a worker died during {task[0]} {task[1]}; it will be tried again alone")
+        self.suspects.append(task)
+
+    def _run_alone(self, task: tuple[str, int]) -> None:
+        for _ in range(LONELY_TRIES):
+            self._submit(task)
+            before = len(self.suspects)
+            while self.in_flight:
+                self._collect()
+            if len(self.suspects) == before:
+                return
+        if task[0] == "source":
+            raise HeadraceError(f"expected to digest the files of episode {task[1]}, found that it kills every worker; see its files")
+        message = "expected to convert these steps, found that they kill every worker that tries; see the files, or give --memory"
+        self._submit(task, refused=message)
+        while self.in_flight:
+            self._collect()
+
+    def _record(self, task: tuple[str, int], value: Any) -> None:
+        kind, number = task
+        if kind == "source":
+            self.sources.add(number)
+            self.journal.append({"kind": "source", "number": number})
+            return
+        self.journal.append({"kind": "shard", "result": value.to_json()})
+        self.results[number] = value
+        self.steps += value.num_steps
+        self.frames += value.num_frames
+        self.watch.advanced(self.steps, self.total, self.frames)
+
+
+def _worker_died(error: BaseException | None) -> bool:
+    from distributed import KilledWorker
+
+    return isinstance(error, KilledWorker)
+
+
+def _raised(error: BaseException | None) -> BaseException:
+    if error is None:
+        return HeadraceError("expected every task to end, found one cancelled; run the same command again")
+    return error

@@ -1,0 +1,406 @@
+"""What a person sees in a terminal, and the same facts as JSON."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.conversion import ConvertReport, Watch
+from pipeline.plan import Estimate, Plan
+from schemas.source import EpisodeRef, Fault, SourceIndex
+
+SHOWN_ROWS = 12
+"""Rows of a long table that fit a screen; the rest is counted, and whole in --json."""
+
+
+def err_console() -> Console:
+    """Return a console on standard error; it obeys NO_COLOR and knows a terminal from a pipe."""
+    return Console(stderr=True, highlight=False)
+
+
+def out_console() -> Console:
+    """Return a console on standard output."""
+    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def nbytes_text(nbytes: float) -> str:
+    """Return bytes in decimal units.
+
+    >>> nbytes_text(1536000)
+    '1.5 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(nbytes) < 1000:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.1f} TB"
+
+
+def summarize_index(index: SourceIndex) -> dict[str, Any]:
+    """Return what ``headrace inspect`` says, as JSON values."""
+    episodes = index.episodes
+    views: dict[str, dict[str, Any]] = {}
+    for ref in episodes:
+        for view in ref.views:
+            entry = views.setdefault(
+                view.name,
+                {"kind": view.kind, "encoding": view.encoding, "sizes": [], "episodes": 0, "missing_from": []},
+            )
+            size = [view.height_px, view.width_px]
+            if view.present and size not in entry["sizes"]:
+                entry["sizes"].append(size)
+            entry["episodes"] += view.present
+            if not view.present:
+                entry["missing_from"].append(ref.key)
+    signals = {s.name: {"shape": list(s.shape), "dtype": s.dtype, "units": s.units} for ref in episodes for s in ref.signals}
+    rates = sorted({ref.rate_hz for ref in episodes})
+    return {
+        "format": index.format,
+        "name": index.name,
+        "num_episodes": len(episodes),
+        "num_steps": sum(ref.num_steps for ref in episodes),
+        "rates_hz": rates,
+        "duration_s": sum(ref.num_steps / ref.rate_hz for ref in episodes if ref.rate_hz),
+        "views": views,
+        "signals": signals,
+        "state": list(index.state),
+        "actions": list(index.actions),
+        "episodes": [_episode_summary(ref) for ref in episodes],
+        "problems": [_fault_summary(fault) for fault in index.faults],
+        "notes": list(index.notes),
+    }
+
+
+def _episode_summary(ref: EpisodeRef) -> dict[str, Any]:
+    return {
+        "key": ref.key,
+        "num_steps": ref.num_steps,
+        "rate_hz": ref.rate_hz,
+        "views": [view.name for view in ref.views if view.present],
+        "missing_views": [view.name for view in ref.views if not view.present],
+        "instructions": list(ref.instructions),
+    }
+
+
+def _fault_summary(fault: Fault) -> dict[str, Any]:
+    return {
+        "reason": str(fault.reason),
+        "episode": fault.episode,
+        "stream": fault.stream,
+        "start": fault.start,
+        "stop": fault.stop,
+        "path": fault.path,
+        "message": fault.message,
+    }
+
+
+def print_index(summary: Mapping[str, Any]) -> None:
+    """Print one screen about a raw source."""
+    console = out_console()
+    rates = ", ".join(f"{rate:g} Hz" for rate in summary["rates_hz"]) or "unknown rate"
+    console.print(
+        f"[bold]{_plain(summary['name'])}[/bold]: format [bold]{summary['format']}[/bold], "
+        f"{summary['num_episodes']:,} episode{_s(summary['num_episodes'])}, {summary['num_steps']:,} steps, {rates}, "
+        f"{summary['duration_s']:.1f} s"
+    )
+    _print_views(console, summary)
+    _print_signals(console, summary)
+    _print_episodes(console, summary["episodes"])
+    for problem in summary["problems"][:SHOWN_ROWS]:
+        console.print(Text(f"refused {problem['episode'] or problem['path']}: {problem['reason']}: {problem['message']}", "red"))
+    _print_more(console, summary["problems"], "problems")
+    for note in summary["notes"]:
+        console.print(Text(f"note: {note}", "yellow"))
+
+
+def _print_views(console: Console, summary: Mapping[str, Any]) -> None:
+    table = _table("view", "kind", "stored as", "width x height", "episodes", "missing from")
+    for name, view in summary["views"].items():
+        sizes = ", ".join(f"{width}x{height}" if height else "unknown" for height, width in view["sizes"]) or "-"
+        missing = view["missing_from"]
+        shown = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
+        table.add_row(*map(Text, (name, view["kind"], view["encoding"], sizes, str(view["episodes"]), shown or "none")))
+    console.print(table)
+
+
+def _print_signals(console: Console, summary: Mapping[str, Any]) -> None:
+    table = _table("signal", "shape", "dtype", "units", "makes")
+    for name, signal in summary["signals"].items():
+        makes = [target for target in ("state", "actions") if name in summary[target]]
+        shape = "x".join(map(str, signal["shape"])) or "1"
+        table.add_row(*map(Text, (name, shape, signal["dtype"], signal["units"], ", ".join(makes))))
+    console.print(table)
+
+
+def _print_episodes(console: Console, episodes: Sequence[Mapping[str, Any]]) -> None:
+    table = _table("episode", "steps", "rate", "instruction")
+    for row in episodes[:SHOWN_ROWS]:
+        said = row["instructions"][0] if row["instructions"] else ""
+        more = f" (+{len(row['instructions']) - 1})" if len(row["instructions"]) > 1 else ""
+        table.add_row(*map(Text, (row["key"], f"{row['num_steps']:,}", f"{row['rate_hz']:g} Hz", said[:60] + more)))
+    console.print(table)
+    _print_more(console, episodes, "episodes")
+
+
+def _print_more(console: Console, rows: Sequence[Any], what: str) -> None:
+    if len(rows) > SHOWN_ROWS:
+        console.print(f"and {len(rows) - SHOWN_ROWS:,} more {what}: --json has them all")
+
+
+def _table(*headers: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    return table
+
+
+def _plain(text: object) -> str:
+    """Escape rich's markup: names come from the data."""
+    from rich.markup import escape
+
+    return escape(str(text))
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
+
+
+class ConvertScreen(Watch):
+    """Plan, then a progress bar with rate and time left, on standard error."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.console = err_console()
+        self.quiet = quiet
+        self.progress: Progress | None = None
+        self.bar = self.progress_steps = 0
+
+    def __enter__(self) -> "ConvertScreen":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = None
+
+    def planned(self, plan: Plan, cost: Estimate, reused: int) -> None:
+        """Print the plan and start the bar."""
+        if self.quiet:
+            return
+        self._stop()
+        for line in plan_lines(plan, cost, reused):
+            self.console.print(Text(line))
+        self.progress = Progress(
+            TextColumn("converting"),
+            BarColumn(),
+            TextColumn("{task.percentage:3.0f}% {task.completed:,.0f}/{task.total:,.0f} steps"),
+            _Rate(),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self.bar = self.progress.add_task("steps", total=cost.num_steps)
+        self.progress.start()
+
+    def advanced(self, done_steps: int, total_steps: int, frames: int) -> None:
+        """Move the bar."""
+        if self.progress is not None:
+            self.progress.update(self.progress.task_ids[0], completed=done_steps, total=total_steps)
+
+    def said(self, text: str) -> None:
+        """Print one line above the bar."""
+        if not self.quiet:
+            self.console.print(Text(text))
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:,.0f} steps/s" if task.speed else "- steps/s")
+
+
+def plan_lines(plan: Plan, cost: Estimate, reused: int) -> list[str]:
+    """Return the plan as a person reads it."""
+    lines = [
+        f"plan: {cost.num_episodes:,} episode{_s(cost.num_episodes)}, {cost.num_steps:,} steps, {cost.num_frames:,} frames, "
+        f"{cost.num_shards:,} shards of {plan.shard_steps} steps (generation {plan.generation})",
+        f"      about {nbytes_text(cost.dataset_nbytes)} on disk ({plan.recipe.frames.codec}; {nbytes_text(cost.free_nbytes)} free), "
+        f"at most about {nbytes_text(cost.memory_nbytes)} of memory",
+    ]
+    for target, sources in plan.bindings.views.items():
+        served = sum(bool(plan.bindings.view(episode.ref, target)) for episode in plan.episodes)
+        missing = len(plan.episodes) - served
+        note = f" (masked in {missing} episode{_s(missing)})" if missing and served else " (masked)" if missing else ""
+        lines.append(f"      view {target} <- {' or '.join(sources) or 'nothing'}{note}")
+    for name, columns in plan.bindings.signals.items():
+        shown = ", ".join(columns[:6]) + (f", ... ({len(columns)} columns)" if len(columns) > 6 else "")
+        lines.append(f"      {name}[{plan.bindings.sizes[name]}] <- {shown}")
+    if reused:
+        lines.append(f"      continuing: {reused} of {cost.num_shards} shards are finished already")
+    return lines
+
+
+def print_report(report: ConvertReport) -> None:
+    """Print what a conversion did, on standard error like all that is human; the dataset is the result."""
+    console = err_console()
+    if not report.complete:
+        console.print("dry run: nothing was written")
+        return
+    if report.num_episodes == 0:
+        console.print(f"nothing new: {report.unchanged_episodes} episodes unchanged, generation {report.generation}")
+    else:
+        rate = report.num_steps / report.seconds if report.seconds else 0.0
+        reused = f", {report.shards_reused} reused" if report.shards_reused else ""
+        console.print(
+            Text(
+                f"done: {report.dataset}, generation {report.generation}: {report.num_episodes:,} episodes, {report.num_steps:,} steps, "
+                f"{report.num_frames:,} frames in {report.seconds:.1f} s ({rate:,.0f} steps/s), "
+                f"{report.shards_written} shards written{reused}, {nbytes_text(report.nbytes)}",
+                "green",
+            )
+        )
+    for name in report.removed_episodes[:SHOWN_ROWS]:
+        console.print(Text(f"no longer in the source, kept in the dataset: {name}", "yellow"))
+    if report.quarantined:
+        counts = ", ".join(f"{count} {reason}" for reason, count in report.quarantined.items())
+        console.print(Text(f"quarantined: {counts}", "yellow"))
+        for problem in report.problems[:SHOWN_ROWS]:
+            console.print(Text(f"  {problem}", "yellow"))
+    for note in report.notes:
+        console.print(Text(f"note: {note}"))
+
+
+def summarize_dataset(path: Path) -> dict[str, Any]:
+    """Return what ``headrace info`` says, as JSON values."""
+    from pipeline.store.metadata import read_info
+    from pipeline.store.tables import read_table
+
+    info = read_info(path)
+    episodes = read_table(info, "episodes")
+    quarantine = read_table(info, "quarantine", ["reason"])["reason"].to_pylist()
+    manifest = read_table(info, "manifest", ["kind", "nbytes", "array"]).to_pylist()
+    sizes: dict[str, int] = {}
+    source_nbytes = 0
+    for row in manifest:
+        if row["kind"] == "shard":
+            sizes[row["array"]] = sizes.get(row["array"], 0) + row["nbytes"]
+        else:
+            source_nbytes += max(row["nbytes"], 0)
+    rows = episodes.select(["key", "source", "start", "stop", "rate_hz", "rate_measured_hz", "jitter_s", "instructions"])
+    more = episodes.select(["views", "num_invalid", "valid"]).to_pylist()
+    return {
+        "path": str(path),
+        "format_version": info.attributes["format_version"],
+        "generation": info.generation,
+        "num_episodes": info.num_episodes,
+        "num_steps": info.num_steps,
+        "num_invalid_steps": sum(row["num_invalid"] for row in more),
+        "shard_steps": info.shard_steps,
+        "recipe": info.recipe["name"],
+        "codec": info.recipe["frames"]["codec"],
+        "views_from": info.attributes["bindings"]["views"],
+        "signals_from": info.attributes["bindings"]["signals"],
+        "arrays": {
+            name: {
+                "shape": [info.lengths[name], *spec.row_shape],
+                "dtype": spec.dtype,
+                "dims": list(spec.dims),
+                "nbytes": sizes.get(name, 0),
+            }
+            for name, spec in info.arrays.items()
+        },
+        "nbytes": sum(sizes.values()),
+        "source_nbytes": source_nbytes,
+        "quarantined": {reason: quarantine.count(reason) for reason in sorted(set(quarantine))},
+        "tasks": read_table(info, "tasks")["task"].to_pylist(),
+        "episodes": [{**row, **rest} for row, rest in zip(rows.to_pylist(), more, strict=True)],
+    }
+
+
+def print_dataset(summary: Mapping[str, Any]) -> None:
+    """Print one screen about a dataset."""
+    console = out_console()
+    console.print(
+        f"[bold]{_plain(summary['path'])}[/bold]: recipe [bold]{_plain(summary['recipe'])}[/bold], generation {summary['generation']}, "
+        f"{summary['num_episodes']:,} episode{_s(summary['num_episodes'])}, {summary['num_steps']:,} steps "
+        f"({summary['num_invalid_steps']} invalid), {nbytes_text(summary['nbytes'])} from {nbytes_text(summary['source_nbytes'])} raw"
+    )
+    table = _table("array", "shape", "dtype", "on disk", "made from")
+    made = {**{f"rgb_{k}": v for k, v in summary["views_from"].items()}, **summary["signals_from"]}
+    for name, array in summary["arrays"].items():
+        sources = made.get(name, [])
+        origin = (", ".join(sources[:3]) + (f", ... ({len(sources)})" if len(sources) > 3 else "")) or ("nothing" if name in made else "")
+        shape = " x ".join(f"{side:,}" for side in array["shape"])
+        table.add_row(*map(Text, (name, shape, array["dtype"], nbytes_text(array["nbytes"]), origin)))
+    console.print(table)
+    table = _table("episode", "steps", "rate", "measured", "views", "instruction")
+    for row in summary["episodes"][:SHOWN_ROWS]:
+        said = row["instructions"][0][:50] if row["instructions"] else ""
+        steps = f"{row['stop'] - row['start']:,}" + (f" ({row['num_invalid']} invalid)" if row["num_invalid"] else "")
+        table.add_row(
+            *map(Text, (row["key"], steps, f"{row['rate_hz']:g} Hz", f"{row['rate_measured_hz']:.2f} Hz", ", ".join(row["views"]), said))
+        )
+    console.print(table)
+    _print_more(console, summary["episodes"], "episodes")
+    if summary["quarantined"]:
+        counts = ", ".join(f"{count} {reason}" for reason, count in summary["quarantined"].items())
+        console.print(Text(f"quarantined: {counts} (see _tables/quarantine-*.parquet)", "yellow"))
+
+
+def run_verify(path: Path, *, quick: bool, quiet: bool) -> Any:
+    """Verify with a progress bar."""
+    from pipeline.verification import verify
+
+    console = err_console()
+    with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
+        bar = progress.add_task("verifying", total=None)
+        return verify(path, quick=quick, progress=lambda done, total: progress.update(bar, completed=done, total=total))
+
+
+def verify_to_json(report: Any) -> dict[str, Any]:
+    """Return a verification as JSON values."""
+    from dataclasses import asdict
+
+    return {"ok": report.ok, **asdict(report)}
+
+
+def print_verify(report: Any, path: Path) -> None:
+    """Print the verdict and every problem."""
+    console = out_console()
+    if report.ok:
+        console.print(Text(f"sound: {path}: {report.num_files:,} files, {nbytes_text(report.nbytes)}", "green"))
+        return
+    for problem in report.problems:
+        steps = f" steps {problem.start}:{problem.stop}" if problem.stop > problem.start else ""
+        place = f"{problem.array}{steps} " if problem.array else ""
+        console.print(Text(f"damaged: {place}({problem.path}): {problem.message}", "red"))
+    console.print(Text(f"{len(report.problems)} problem{_s(len(report.problems))} in {path}", "red"))
+
+
+def summarize_recipes(names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the built-in recipes, as JSON values."""
+    from pipeline.recipes import load_recipe, recipe_text
+
+    return [
+        {
+            "name": name,
+            "summary": recipe_text(name).splitlines()[0].lstrip("# "),
+            "views": [view.name for view in load_recipe(name).views],
+        }
+        for name in names
+    ]
+
+
+def print_recipes(summaries: Sequence[Mapping[str, Any]]) -> None:
+    """Print the built-in recipes."""
+    table = _table("recipe", "what it makes", "views")
+    for row in summaries:
+        table.add_row(*map(Text, (row["name"], row["summary"], ", ".join(row["views"]))))
+    out_console().print(table)

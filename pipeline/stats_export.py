@@ -1,0 +1,194 @@
+"""Statistics files of a dataset, in the formats that training stacks read."""
+
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from pipeline.stats import ACTIONS, STATE, Samples, samples_stats, summarize
+from pipeline.store.metadata import DatasetInfo, read_info
+from pipeline.store.shards import ShardReader, shard_path
+from pipeline.store.tables import manifest_rows, read_table
+from schemas.errors import DatasetError, UsageError, locate
+from tasks import stats
+
+FORMATS = ("openpi", "lerobot", "lerobot-episodes", "diffusion-policy")
+
+LEROBOT_FEATURES = {STATE: "observation.state", ACTIONS: "action"}
+LEROBOT_PERCENTILES = (1, 10, 50, 90, 99)
+
+
+class DatasetRows:
+    """Rows of a finished dataset, read from its shards and checked against its manifest; threads may share it."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.info: DatasetInfo = read_info(path)
+        self._manifest = manifest_rows(read_table(self.info, "manifest"))
+        self._shards: dict[tuple[str, int], ShardReader] = {}
+        self._opening = threading.Lock()
+
+    def read(self, array: str, start: int, stop: int) -> np.ndarray:
+        """Return rows ``[start, stop)`` of an array, in as many reads as shards hold them."""
+        if array not in self.info.arrays:
+            raise DatasetError(
+                f"expected one of the arrays {sorted(self.info.arrays)}, found {array!r}; see `headrace info`"
+            )
+        size = self.info.arrays[array].shard_steps
+        shards = range(start // size, max(-(-stop // size), start // size + 1))
+        parts = [
+            self._shard(array, shard).rows(max(start - shard * size, 0), min(stop - shard * size, size))
+            for shard in shards
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def samples(self, *, horizon: int = 1, tail: str = "repeat", delta_mask: Sequence[bool] | None = None) -> Samples:
+        """Return what training samples from the dataset."""
+        return Samples(
+            read_rows=self.read,
+            episode_ends=self.read("episode_ends", 0, self.info.num_episodes),
+            valid=self.read("valid", 0, self.info.num_steps),
+            horizon=horizon,
+            tail=tail,
+            delta_mask=None if delta_mask is None else tuple(delta_mask),
+        )
+
+    def signals(self) -> tuple[str, ...]:
+        """Name those of state and actions that the dataset has."""
+        return tuple(name for name in (STATE, ACTIONS) if name in self.info.arrays)
+
+    def close(self) -> None:
+        """Close all shards."""
+        for reader in self._shards.values():
+            reader.close()
+        self._shards.clear()
+
+    def _shard(self, array: str, shard: int) -> ShardReader:
+        with self._opening:
+            if (array, shard) not in self._shards:
+                spec = self.info.arrays[array]
+                path = self.info.root / shard_path(spec, shard)
+                self._shards[array, shard] = ShardReader(path, spec, self._manifest.get((array, shard)))
+            return self._shards[array, shard]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def dataset_norm_stats(
+    path: str | Path,
+    *,
+    horizon: int | None = None,
+    delta_mask: Sequence[bool] | None = None,
+    tail: str = "repeat",
+    threads: int = 1,
+) -> dict[str, Any]:
+    """Return openpi's ``norm_stats.json`` content for a dataset; the horizon is its recipe's unless given."""
+    with DatasetRows(path) as rows:
+        chosen = int(rows.info.recipe["horizon"]) if horizon is None else horizon
+        samples = rows.samples(horizon=chosen, tail=tail, delta_mask=delta_mask)
+        return samples_stats(samples, rows.signals(), threads=threads)
+
+
+def lerobot_stats(samples: Samples, arrays: Sequence[str] = (STATE, ACTIONS), *, threads: int = 1) -> dict[str, Any]:
+    """Return LeRobot's ``stats.json``: every valid step once, exact quantiles. Image features are not in it."""
+    return {
+        LEROBOT_FEATURES.get(array, array): _lerobot_entry(
+            summarize(samples.seen(array), LEROBOT_PERCENTILES, threads=threads)
+        )
+        for array in arrays
+    }
+
+
+def lerobot_episode_stats(samples: Samples, arrays: Sequence[str] = (STATE, ACTIONS)) -> Iterator[dict[str, Any]]:
+    """Yield the lines of LeRobot 2.1's ``episodes_stats.jsonl``, over the valid steps of each episode.
+
+    ``episode_index`` is the dataset's. An episode without a valid step has no line, as it has no statistics: an export
+    leaves it out, and renumbers.
+    """
+    start = 0
+    for episode, stop in enumerate(map(int, samples.episode_ends)):
+        weights = samples.valid[start:stop].astype(np.int64)
+        if weights.any():
+            features = {}
+            for array in arrays:
+                rows = samples.rows(array, start, stop, num_dims=samples.num_dims(array))
+                with locate(array=array, episode=episode):
+                    summary = stats.finalize(stats.moments(rows, weights), {})
+                features[LEROBOT_FEATURES.get(array, array)] = _lerobot_entry(summary)
+            yield {"episode_index": episode, "stats": features}
+        start = stop
+
+
+def normalizer_values(
+    samples: Samples, keys: Mapping[str, str], mode: str = "limits", *, threads: int = 1
+) -> dict[str, list[float]]:
+    """Return the ``state_dict`` of diffusion_policy's ``LinearNormalizer``, every valid step counted once.
+
+    Parameters
+    ----------
+    samples
+        Of horizon 1, as that normaliser is fitted to the replay buffer and not to its windows.
+    keys
+        The policy's name of each array, such as ``{"actions": "action", "state": "agent_pos"}``.
+    mode
+        ``limits`` or ``gaussian``.
+    """
+    values = {}
+    for array, key in keys.items():
+        normalizer = stats.linear_normalizer(summarize(samples.seen(array), (), threads=threads), mode)
+        values.update({f"params_dict.{key}.{name}": value.tolist() for name, value in normalizer.items()})
+    return values
+
+
+def stats_file(
+    path: str | Path,
+    format: str = "openpi",
+    *,
+    horizon: int | None = None,
+    delta_mask: Sequence[bool] | None = None,
+    tail: str = "repeat",
+    threads: int = 1,
+) -> bytes:
+    """Return the statistics file of a dataset in one of :data:`FORMATS`, as bytes to be written.
+
+    Horizon, tail and mask are openpi's; the other formats count every valid step once and refuse them.
+    """
+    if format not in FORMATS:
+        raise UsageError(f"expected a format of {', '.join(FORMATS)}, found {format!r}; correct --format")
+    if format == "openpi":
+        content = dataset_norm_stats(path, horizon=horizon, delta_mask=delta_mask, tail=tail, threads=threads)
+        return _json(content, indent=2) + b"\n"
+    if horizon is not None or delta_mask is not None or tail != "repeat":
+        raise UsageError(
+            f"expected --horizon, --delta and --tail with openpi alone, found them with {format}; leave them out"
+        )
+    with DatasetRows(path) as rows:
+        samples, arrays = rows.samples(), rows.signals()
+        if format == "lerobot":
+            return _json(lerobot_stats(samples, arrays, threads=threads), indent=4) + b"\n"
+        if format == "lerobot-episodes":
+            return b"".join(_json(line) + b"\n" for line in lerobot_episode_stats(samples, arrays))
+        names = {ACTIONS: "action", STATE: "state"}
+        return (
+            _json(normalizer_values(samples, {name: names[name] for name in arrays}, threads=threads), indent=2) + b"\n"
+        )
+
+
+def _lerobot_entry(summary: stats.Summary) -> dict[str, list[float]]:
+    named = {"min": summary.low, "max": summary.high, "mean": summary.mean, "std": summary.std}
+    quantiles = {f"q{percent:02d}": values for percent, values in summary.percentiles.items()}
+    entry = {name: values.tolist() for name, values in {**named, **quantiles}.items()}
+    return {**entry, "count": [int(summary.count.max())]}
+
+
+def _json(value: Any, indent: int | None = None) -> bytes:
+    return json.dumps(value, indent=indent, allow_nan=False).encode()

@@ -1,0 +1,1 @@
+"""The dataset's files: shards, metadata, tables. ``pipeline/DESIGN.md`` is the specification. Imports neither Zarr nor Dask."""

@@ -1,0 +1,261 @@
+"""The dataset's Zarr metadata: canonical JSON, whose root carries its own digest and is the commit pointer."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.store.atomic import xxh3_hex
+from pipeline.store.shards import ZSTD_LEVEL
+from schemas.dataset import FORMAT_VERSION, ArraySpec
+from schemas.errors import ChecksumError, DatasetError, SchemaError
+
+ROOT_DOCUMENT = "zarr.json"
+"""The root's metadata, and in each array's folder that array's."""
+
+COORDINATES = ("episode_index", "timestamp_s")
+"""Arrays that label steps: xarray shows them as coordinates."""
+
+_ZERO_DIGEST = "0" * 32
+_ENDIAN = {"name": "bytes", "configuration": {"endian": "little"}}
+_CRC = {"name": "crc32c"}
+_ZSTD = {"name": "zstd", "configuration": {"checksum": True, "level": ZSTD_LEVEL}}
+_FILL: dict[str, bool | int | float] = {"b": False, "u": 0, "i": 0, "f": 0.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRef:
+    """One file of ``_tables``, as the root names it."""
+
+    path: str
+    """Relative to the dataset."""
+    nbytes: int
+    xxh3: str
+    """xxh3-128 of the file, hexadecimal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetInfo:
+    """What the root metadata of a finished dataset says."""
+
+    root: Path
+    generation: int
+    num_steps: int
+    num_episodes: int
+    shard_steps: int
+    """Shard of the frame arrays."""
+    arrays: Mapping[str, ArraySpec]
+    lengths: Mapping[str, int]
+    """First side of each array."""
+    recipe: Mapping[str, Any]
+    tables: Mapping[str, TableRef]
+    attributes: Mapping[str, Any]
+    """All of the root's ``headrace`` attributes."""
+
+
+def canonical_json(value: Any) -> bytes:
+    """Serialise with sorted keys, no spaces, ASCII: equal values are equal bytes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+
+def array_metadata(spec: ArraySpec, length: int) -> dict[str, Any]:
+    """Return an array's Zarr v3 metadata; :func:`spec_of` is the inverse."""
+    attributes = dict(spec.attributes)
+    if "valid_array" in attributes:
+        raise SchemaError(f"expected no attribute `valid_array` of {spec.name!r}, found one; set the field instead")
+    if spec.valid_array:
+        attributes["valid_array"] = spec.valid_array
+    sharding = {
+        "chunk_shape": [spec.chunk_steps, *spec.row_shape],
+        "codecs": _codecs(spec),
+        "index_codecs": [_ENDIAN, _CRC],
+        "index_location": "end",
+    }
+    return {
+        "attributes": attributes,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [spec.shard_steps, *spec.row_shape]}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+        "data_type": spec.dtype,
+        "dimension_names": list(spec.dims),
+        "fill_value": _FILL[np.dtype(spec.dtype).kind],
+        "node_type": "array",
+        "shape": [length, *spec.row_shape],
+        "storage_transformers": [],
+        "zarr_format": 3,
+    }
+
+
+def array_document(spec: ArraySpec, length: int) -> bytes:
+    """Return the ``zarr.json`` of an array's own folder: its entry in the root, serialised alone."""
+    return canonical_json(array_metadata(spec, length))
+
+
+def root_document(specs_and_lengths: Mapping[str, tuple[ArraySpec, int]], attributes: Mapping[str, Any]) -> bytes:
+    """Return the root ``zarr.json``: all arrays' metadata inline, and the digest of these very bytes.
+
+    Parameters
+    ----------
+    specs_and_lengths
+        ``name -> (specification, length of the first axis)``.
+    attributes
+        ``generation``, ``num_steps``, ``num_episodes``, ``shard_steps``, ``recipe``, ``tables`` (values may be
+        :class:`TableRef`), and what else the root shall say; ``format_version`` and ``metadata_xxh3`` are added.
+    """
+    lengths = {"step": attributes["num_steps"], "episode": attributes["num_episodes"]}
+    for name, (spec, length) in specs_and_lengths.items():
+        if spec.name != name or length != lengths[spec.dims[0]]:
+            raise SchemaError(f"expected {spec.name} of {lengths[spec.dims[0]]} {spec.dims[0]}s, found {name} of {length}")
+    tables = {name: asdict(ref) if is_dataclass(ref) else dict(ref) for name, ref in attributes["tables"].items()}
+    headrace = {**attributes, "format_version": FORMAT_VERSION, "metadata_xxh3": _ZERO_DIGEST, "tables": tables}
+    root_attributes: dict[str, Any] = {"headrace": headrace}
+    coordinates = [name for name in COORDINATES if name in specs_and_lengths]
+    if coordinates:
+        root_attributes["coordinates"] = " ".join(coordinates)
+    metadata = {name: array_metadata(spec, length) for name, (spec, length) in specs_and_lengths.items()}
+    document = {
+        "attributes": root_attributes,
+        "consolidated_metadata": {"kind": "inline", "metadata": metadata, "must_understand": False},
+        "node_type": "group",
+        "zarr_format": 3,
+    }
+    headrace["metadata_xxh3"] = xxh3_hex(canonical_json(document))
+    return canonical_json(document)
+
+
+def read_info(path: str | Path) -> DatasetInfo:
+    """Read the root metadata of a finished dataset and check its digest; no other file is touched.
+
+    Raises
+    ------
+    DatasetError
+        Not a dataset, not a finished one, of a foreign version, or damaged; the message says which.
+    """
+    root = Path(path)
+    document = _parse(root, _read_root(root))
+    try:
+        return _info(root, document)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, SchemaError) as error:
+        raise DatasetError(
+            f"expected metadata as this version writes it, found {error!r}; open it with the Headrace that wrote it",
+            file=root / ROOT_DOCUMENT,
+        ) from error
+
+
+def spec_of(name: str, metadata: Mapping[str, Any]) -> ArraySpec:
+    """Return the specification behind an array's metadata; its attributes come back in order of their names."""
+    sharding = metadata["codecs"][0]["configuration"]
+    attributes = dict(metadata["attributes"])
+    valid_array = attributes.pop("valid_array", "")
+    spec = ArraySpec(
+        name=name,
+        dims=tuple(metadata["dimension_names"]),
+        row_shape=tuple(metadata["shape"][1:]),
+        dtype=metadata["data_type"],
+        chunk_steps=sharding["chunk_shape"][0],
+        shard_steps=metadata["chunk_grid"]["configuration"]["chunk_shape"][0],
+        codec=_codec_name(sharding["codecs"]),
+        valid_array=valid_array,
+        attributes=tuple(sorted(attributes.items())),
+    )
+    if canonical_json(array_metadata(spec, metadata["shape"][0])) != canonical_json(metadata):
+        raise SchemaError(f"expected the layout of format version {FORMAT_VERSION} for {name!r}, found another")
+    return spec
+
+
+def _codecs(spec: ArraySpec) -> list[dict[str, Any]]:
+    kind, _, quality = spec.codec.partition(":")
+    if kind == "jpeg":
+        # imagecodecs registers the array-to-bytes codec `imagecodecs_jpeg` with zarr-python (package imagecodecs-zarr)
+        return [{"name": "imagecodecs_jpeg", "configuration": {"level": int(quality), "subsampling": "444"}}, _CRC]
+    return [_ENDIAN, *([_ZSTD] if kind == "zstd" else []), _CRC]
+
+
+def _codec_name(codecs: list[dict[str, Any]]) -> str:
+    if codecs[0]["name"] == "imagecodecs_jpeg":
+        return f"jpeg:{codecs[0]['configuration']['level']}"
+    return "zstd" if any(codec["name"] == "zstd" for codec in codecs) else "raw"
+
+
+def _read_root(root: Path) -> bytes:
+    if not root.is_dir():
+        found = "a file" if root.exists() else "nothing"
+        raise DatasetError(f"expected the folder of a dataset, found {found} at {root}; check the path")
+    try:
+        return (root / ROOT_DOCUMENT).read_bytes()
+    except (FileNotFoundError, IsADirectoryError):
+        pass
+    if (root.parent / f"{root.name}.work").is_dir():
+        raise DatasetError(
+            f"expected a finished dataset, found an unfinished conversion at {root}; run the same `headrace convert` again"
+        )
+    version_2 = any((root / name).exists() for name in (".zgroup", ".zarray", ".zmetadata"))
+    found = "a Zarr v2 store" if version_2 else "no zarr.json"
+    raise DatasetError(f"expected a dataset, found {found} at {root}; make one with `headrace convert`")
+
+
+def _parse(root: Path, raw: bytes) -> dict[str, Any]:
+    """Return the parsed root document if it is a dataset's, of this version, and whole."""
+    file = root / ROOT_DOCUMENT
+    damaged = "run `headrace verify`, or restore the file from a copy"
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"expected JSON, found {len(raw)} bytes that are not ({error}); {damaged}", file=file) from error
+    attributes = document.get("attributes") if isinstance(document, dict) else None
+    headrace = attributes.get("headrace") if isinstance(attributes, dict) else None
+    if not isinstance(document, dict) or not isinstance(headrace, dict):
+        raise DatasetError(
+            "expected a Headrace dataset, found other Zarr metadata; open it with zarr.open or xarray.open_zarr", file=file
+        )
+    version = headrace.get("format_version")
+    if version != FORMAT_VERSION:
+        raise DatasetError(
+            f"expected format_version {FORMAT_VERSION}, found {version!r}; use the version of Headrace that wrote it", file=file
+        )
+    expected = headrace.get("metadata_xxh3")
+    found = xxh3_hex(_with_zero_digest(document)) if _is_canonical(document, raw) else "other bytes than were written"
+    if found != expected:
+        raise ChecksumError(f"expected metadata of xxh3 {expected!r}, found {found}; {damaged}", file=file)
+    return document
+
+
+def _is_canonical(document: dict[str, Any], raw: bytes) -> bool:
+    try:
+        return canonical_json(document) == raw
+    except (ValueError, RecursionError):  # NaN and infinity, which JSON does not have
+        return False
+
+
+def _with_zero_digest(document: dict[str, Any]) -> bytes:
+    attributes = document["attributes"]
+    headrace = {**attributes["headrace"], "metadata_xxh3": _ZERO_DIGEST}
+    return canonical_json({**document, "attributes": {**attributes, "headrace": headrace}})
+
+
+def _info(root: Path, document: Mapping[str, Any]) -> DatasetInfo:
+    attributes = document["attributes"]["headrace"]
+    metadata = document["consolidated_metadata"]["metadata"]
+    tables = {name: TableRef(**ref) for name, ref in attributes["tables"].items()}
+    for path in (*(ref.path.removeprefix("_tables/") for ref in tables.values()), *metadata):
+        if "/" in path or path.startswith("."):
+            raise ValueError(f"the name {path!r}")  # nothing outside the dataset is ever opened
+    for name, entry in metadata.items():
+        expected = attributes[f"num_{entry['dimension_names'][0]}s"]
+        if entry["shape"][0] != expected:
+            raise ValueError(f"{entry['shape'][0]} rows of {name}")
+    return DatasetInfo(
+        root=root,
+        generation=attributes["generation"],
+        num_steps=attributes["num_steps"],
+        num_episodes=attributes["num_episodes"],
+        shard_steps=attributes["shard_steps"],
+        arrays={name: spec_of(name, entry) for name, entry in metadata.items()},
+        lengths={name: entry["shape"][0] for name, entry in metadata.items()},
+        recipe=attributes["recipe"],
+        tables=tables,
+        attributes=attributes,
+    )

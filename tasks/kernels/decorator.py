@@ -1,0 +1,24 @@
+"""The one decorator of all Numba kernels, and what it settles for them."""
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
+
+import numba
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def kernel(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile ``function`` at its first call with each combination of dtypes, without the GIL and without fast maths.
+
+    Lazy, because a signature compiled at import would cost every ``import tasks`` its compile time; whoever must not
+    pay it inside the first request calls the ``warm`` function beside the kernels. Not ``cache=True``: Numba's index
+    file is replaced without a lock, and measured on many kernels the saved second is not worth stale machine code on
+    shared file systems. Not ``parallel``: under several threads its work-queue layer aborts the interpreter.
+    ``error_model="numpy"`` turns a division by zero into inf instead of a branch in the loop.
+
+    A kernel checks nothing: shapes, dtypes and index ranges are its caller's.
+    """
+    options: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy", "fastmath": False}
+    return cast(Callable[P, R], numba.njit(**options)(function))
