@@ -75,13 +75,14 @@ test-lowest:
 	    EXTRA=test PIP_ARGS="-c tests/lowest-requirements.txt" test
 
 test-versions:
-	@for version in $(VERSIONS); do \
+	@failed=; for version in $(VERSIONS); do \
 	    python=`ls -d "$$HOME"/.pyenv/versions/$$version.*/bin/python 2>/dev/null | sort -V | tail -n 1`; \
 	    if python$$version -c '' 2>/dev/null; then python=python$$version; fi; \
 	    if [ -z "$$python" ]; then echo "== Python $$version: not found, skipped"; continue; fi; \
 	    echo "== Python $$version"; \
-	    $(MAKE) --no-print-directory VENV=.venv-$$version PYTHON="$$python" EXTRA=test test || exit 1; \
-	done
+	    $(MAKE) --no-print-directory VENV=.venv-$$version PYTHON="$$python" EXTRA=test test || failed="$$failed $$version"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "== failed on Python$$failed"; exit 1; fi
 
 clean:
 	rm -rf .venv .venv-* build dist demo demo.work .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

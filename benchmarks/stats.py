@@ -115,7 +115,7 @@ def seconds(function: Callable[[], Any], repeats: int = 1) -> tuple[float, Any]:
     return best, result
 
 
-def baseline(chunks: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
+def baseline(chunks: np.ndarray, repeats: int) -> tuple[float, dict[str, np.ndarray]]:
     """Time RunningStats over chunks in batches of openpi's default size."""
 
     def run() -> dict[str, np.ndarray]:
@@ -124,7 +124,7 @@ def baseline(chunks: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
             running.update(chunks[start : start + BATCH].reshape(-1, NUM_DIMS))
         return running.result()
 
-    return seconds(run)
+    return seconds(run, repeats)
 
 
 def errors(found: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, float]:
@@ -145,7 +145,7 @@ def measure(actions: np.ndarray, mask: tuple[bool, ...] | None, options: argpars
     chunks = chunks_of(few)
     warm = summarize(few.seen(ACTIONS))
     ours, _ = seconds(lambda: summarize(samples.seen(ACTIONS), threads=options.threads), options.repeats)
-    theirs, found = baseline(chunks)
+    theirs, found = baseline(chunks, options.repeats)
     report = {
         "num_steps": len(actions),
         "exact_s": ours,

@@ -1,10 +1,16 @@
 """Where the work runs: threads of this process, processes of this machine, or a Dask cluster that is there already."""
 
+import json
 import os
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from schemas.errors import UsageError
 
@@ -75,7 +81,8 @@ def open_client(options: ClusterOptions) -> Iterator["Client"]:
 
     settings = {
         "distributed.scheduler.no-workers-timeout": "120s",  # null waits for ever once every worker has died
-        "distributed.scheduler.allowed-failures": 2,
+        # A task whose worker died comes back at once, to be tried again alone: repeats among others blame innocents.
+        "distributed.scheduler.allowed-failures": 0,
         "distributed.comm.timeouts.connect": "30s",
         "distributed.admin.log-length": 1000,
     }
@@ -101,48 +108,81 @@ def _connect(address: str) -> "Client":
 def _local_cluster(options: ClusterOptions) -> Iterator[Any]:
     from distributed import LocalCluster
 
-    if options.num_workers == 0:
-        with LocalCluster(
-            n_workers=1,
-            threads_per_worker=options.threads,
-            processes=False,
-            dashboard_address=ANY_PORT,
-            worker_dashboard_address=ANY_PORT,
-            silence_logs=50,
-        ) as cluster:
+    threads = options.num_workers == 0
+    with LocalCluster(
+        n_workers=1 if threads else 0,
+        threads_per_worker=options.threads,
+        processes=not threads,
+        host=None if threads else "127.0.0.1",
+        dashboard_address=ANY_PORT,
+        worker_dashboard_address=ANY_PORT,
+        silence_logs=50,
+    ) as cluster:
+        if threads:
             yield cluster
-        return
-    kept = {name: os.environ.get(name) for name in WORKER_ENVIRONMENT}
-    os.environ.update({name: value for name, value in WORKER_ENVIRONMENT.items() if kept[name] is None})
+            return
+        with WorkerProcesses(cluster.scheduler_address, options):
+            yield cluster
+
+
+class WorkerProcesses:
+    """Dask workers as programs of their own, each under a nanny; one whose nanny gives up is replaced.
+
+    A nanny ends when its worker dies again while it still starts, which a task that kills every worker brings about
+    within seconds: without replacement the cluster would stand empty and wait for ever (seen with distributed 2026.8).
+    """
+
+    def __init__(self, scheduler: str, options: ClusterOptions) -> None:
+        from distributed.system import MEMORY_LIMIT
+
+        shared = MEMORY_LIMIT // options.num_workers
+        settings = {
+            "nthreads": options.threads,
+            "memory_limit": shared if options.memory == "auto" else options.memory,
+            "dashboard_address": ANY_PORT,
+            "silence_logs": 50,
+            "host": "127.0.0.1",
+        }
+        spec = json.dumps({"cls": "distributed.Nanny", "opts": settings})
+        self._command = [sys.executable, "-m", "dask", "spec", scheduler, "--spec", spec]
+        self._environment = {**WORKER_ENVIRONMENT, **os.environ}
+        self._count = options.num_workers
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._closing = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="headrace-workers", daemon=True)
+
+    def __enter__(self) -> "WorkerProcesses":
+        self._processes = [self._start() for _ in range(self._count)]
+        self._watcher.start()
+        return self
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        # stderr is dropped: a nanny that gives up prints a traceback about its worker, which the driver reports in one line
+        return subprocess.Popen(
+            self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def _watch(self) -> None:
+        while not self._closing.wait(0.5):
+            for index, process in enumerate(self._processes):
+                if process.poll() is not None and not self._closing.is_set():
+                    self._processes[index] = self._start()
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.set()
+        self._watcher.join()
+        families = [member for process in self._processes for member in _family(process.pid)]
+        for member in families:
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
+        for process in self._processes:
+            process.wait()
+
+
+def _family(pid: int) -> "list[psutil.Process]":
+    """Return a process and its descendants: killing a nanny alone would leave its worker to notice."""
     try:
-        with _subprocess_cluster(options) as cluster:
-            yield cluster
-    finally:
-        for name, value in kept.items():
-            if value is None:
-                os.environ.pop(name, None)
-
-
-def _subprocess_cluster(options: ClusterOptions) -> Any:
-    from distributed import Scheduler, SpecCluster
-    from distributed.deploy.subprocess import SubprocessWorker
-    from distributed.system import MEMORY_LIMIT
-
-    limit = MEMORY_LIMIT // options.num_workers if options.memory == "auto" else options.memory
-    worker = {
-        "cls": SubprocessWorker,
-        "options": {
-            "worker_kwargs": {
-                "nthreads": options.threads,
-                "memory_limit": limit,
-                "dashboard_address": ANY_PORT,
-                "silence_logs": 50,
-                "host": "127.0.0.1",
-                "death_timeout": 30,
-            }
-        },
-    }
-    scheduler = {"cls": Scheduler, "options": {"host": "127.0.0.1", "port": 0, "dashboard_address": ANY_PORT}}
-    return SpecCluster(
-        workers=dict.fromkeys(range(options.num_workers), worker), scheduler=scheduler, worker=worker, silence_logs=50
-    )
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []

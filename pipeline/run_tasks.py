@@ -100,7 +100,8 @@ class _Window:
                 if not self.in_flight:
                     break
                 self._collect()
-            for task in self.suspects:
+            alone, self.suspects = self.suspects, []
+            for task in alone:
                 self._run_alone(task)
         finally:
             for future in self.in_flight.values():
@@ -145,11 +146,11 @@ class _Window:
     def _run_alone(self, task: tuple[str, int]) -> None:
         for _ in range(LONELY_TRIES):
             self._submit(task)
-            before = len(self.suspects)
             while self.in_flight:
                 self._collect()
-            if len(self.suspects) == before:
+            if not self.suspects:
                 return
+            self.suspects.clear()
         if task[0] == "source":
             raise HeadraceError(f"expected to digest the files of episode {task[1]}, found that it kills every worker; see its files")
         message = "expected to convert these steps, found that they kill every worker that tries; see the files, or give --memory"

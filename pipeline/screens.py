@@ -116,7 +116,7 @@ def print_index(summary: Mapping[str, Any]) -> None:
         console.print(Text(f"refused {problem['episode'] or problem['path']}: {problem['reason']}: {problem['message']}", "red"))
     _print_more(console, summary["problems"], "problems")
     for note in summary["notes"]:
-        console.print(Text(f"note: {note}", "yellow"))
+        console.print(Text(f"note: {note}", "yellow"), soft_wrap=True)
 
 
 def _print_views(console: Console, summary: Mapping[str, Any]) -> None:
@@ -197,7 +197,7 @@ class ConvertScreen(Watch):
             return
         self._stop()
         for line in plan_lines(plan, cost, reused):
-            self.console.print(Text(line))
+            self.console.print(Text(line), soft_wrap=True)
         self.progress = Progress(
             TextColumn("converting"),
             BarColumn(),
@@ -218,7 +218,7 @@ class ConvertScreen(Watch):
     def said(self, text: str) -> None:
         """Print one line above the bar."""
         if not self.quiet:
-            self.console.print(Text(text))
+            self.console.print(Text(text), soft_wrap=True)
 
 
 class _Rate(ProgressColumn):
@@ -264,17 +264,18 @@ def print_report(report: ConvertReport) -> None:
                 f"{report.num_frames:,} frames in {report.seconds:.1f} s ({rate:,.0f} steps/s), "
                 f"{report.shards_written} shards written{reused}, {nbytes_text(report.nbytes)}",
                 "green",
-            )
+            ),
+            soft_wrap=True,
         )
     for name in report.removed_episodes[:SHOWN_ROWS]:
-        console.print(Text(f"no longer in the source, kept in the dataset: {name}", "yellow"))
+        console.print(Text(f"no longer in the source, kept in the dataset: {name}", "yellow"), soft_wrap=True)
     if report.quarantined:
         counts = ", ".join(f"{count} {reason}" for reason, count in report.quarantined.items())
-        console.print(Text(f"quarantined: {counts}", "yellow"))
+        console.print(Text(f"quarantined: {counts}", "yellow"), soft_wrap=True)
         for problem in report.problems[:SHOWN_ROWS]:
-            console.print(Text(f"  {problem}", "yellow"))
+            console.print(Text(f"  {problem}", "yellow"), soft_wrap=True)
     for note in report.notes:
-        console.print(Text(f"note: {note}"))
+        console.print(Text(f"note: {note}"), soft_wrap=True)
 
 
 def summarize_dataset(path: Path) -> dict[str, Any]:
@@ -375,13 +376,13 @@ def print_verify(report: Any, path: Path) -> None:
     """Print the verdict and every problem."""
     console = out_console()
     if report.ok:
-        console.print(Text(f"sound: {path}: {report.num_files:,} files, {nbytes_text(report.nbytes)}", "green"))
+        console.print(Text(f"sound: {path}: {report.num_files:,} files, {nbytes_text(report.nbytes)}", "green"), soft_wrap=True)
         return
     for problem in report.problems:
         steps = f" steps {problem.start}:{problem.stop}" if problem.stop > problem.start else ""
         place = f"{problem.array}{steps} " if problem.array else ""
-        console.print(Text(f"damaged: {place}({problem.path}): {problem.message}", "red"))
-    console.print(Text(f"{len(report.problems)} problem{_s(len(report.problems))} in {path}", "red"))
+        console.print(Text(f"damaged: {place}({problem.path}): {problem.message}", "red"), soft_wrap=True)
+    console.print(Text(f"{len(report.problems)} problem{_s(len(report.problems))} in {path}", "red"), soft_wrap=True)
 
 
 def summarize_recipes(names: Sequence[str]) -> list[dict[str, Any]]:

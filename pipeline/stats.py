@@ -62,13 +62,12 @@ class Samples:
 
     def seen(self, array: str) -> "SeenRows":
         """Return ``array`` as training sees it: ``actions`` by chunks, any other array by anchors."""
-        runs = self.runs()
         is_chunked = array == ACTIONS
         return SeenRows(
             samples=self,
             array=array,
             num_dims=self.num_dims(array),
-            runs=runs if is_chunked else runs.anchors_only(),
+            runs=self.runs(),
             horizon=self.horizon if is_chunked else 1,
             is_delta=is_chunked and any(self.delta_mask or ()),
         )

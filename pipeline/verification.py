@@ -107,8 +107,8 @@ class _Verification:
         else:
             self._check_episodes(episodes)
             self._check_steps(episodes)
-        problems = tuple(self.problems)
-        return VerifyReport(ok=not problems, num_files=len(self.sizes), nbytes=self.nbytes, problems=problems)
+        found = tuple(self.problems)
+        return VerifyReport(ok=not found, num_files=len(self.sizes), nbytes=self.nbytes, problems=found)
 
     def _expected_paths(self) -> Iterator[str]:
         info = self.info
@@ -140,7 +140,9 @@ class _Verification:
             except DatasetError as error:
                 self.problems.append(Problem(path=ref.path, message=error.message))
             except OSError as error:
-                self.problems.append(Problem(path=ref.path, message=f"expected a readable file, found {error.strerror}"))
+                self.problems.append(
+                    Problem(path=ref.path, message=f"expected a readable file, found {error.strerror}")
+                )
             self._count(ref.path)
         return tables.get("manifest"), tables.get("episodes")
 
@@ -323,10 +325,11 @@ class _DigestSink:
 
     def __init__(self, spec: ArraySpec, hashes: list[Any]) -> None:
         self.spec, self.hashes = spec, hashes
+        self.raw_nbytes = spec.row_nbytes if spec.codec == "raw" else -1
         self.buffer = _zeros(spec, 1)
 
     def __call__(self, chunk: int, payload: memoryview) -> None:
-        if self.spec.codec == "raw" and len(payload) == self.spec.row_nbytes:
+        if len(payload) == self.raw_nbytes:
             self.hashes[chunk].update(payload)  # stored bytes are the row's bytes: no copy
             return
         decode_chunk(self.spec, payload, self.buffer)
@@ -338,7 +341,7 @@ def _update(hashes: list[Any], columns: list[np.ndarray]) -> None:
     if not columns:
         return
     joined = np.concatenate(columns, axis=1) if len(columns) > 1 else columns[0]
-    data, width = memoryview(np.ascontiguousarray(joined)).cast("B"), joined.shape[1]
+    data, width = np.ascontiguousarray(joined).data.cast("B"), joined.shape[1]
     for step, digest in enumerate(hashes):
         digest.update(data[step * width : (step + 1) * width])
 

@@ -28,8 +28,9 @@ class Bindings:
 def bind(recipe: Recipe, indexes: Sequence[SourceIndex]) -> Bindings:
     """Bind views and signals of ``recipe`` to what the sources offer.
 
-    A target view takes those of its candidates that a source has; one without any takes the first source view, in the
-    source's order, that some episode has and nothing else uses. UsageError where a view or column that was asked for by name is not there.
+    A target view takes those of its candidates that a source declares; one without any takes the first declared view, in the
+    source's order, that nothing else uses, present or not, so that episodes which arrive later change nothing.
+    UsageError where a view or column that was asked for by name is not there.
     """
     episodes = [episode for index in indexes for episode in index.episodes]
     signals = {signal.name: signal.columns or _default_columns(signal.name, indexes) for signal in recipe.signals}
@@ -40,7 +41,7 @@ def bind(recipe: Recipe, indexes: Sequence[SourceIndex]) -> Bindings:
 
 def _bind_views(recipe: Recipe, episodes: Sequence[EpisodeRef]) -> dict[str, tuple[str, ...]]:
     declared = dict.fromkeys(view.name for episode in episodes for view in episode.views)
-    free = dict.fromkeys(v.name for e in episodes for v in e.views if v.kind == "rgb" and v.present)
+    free = dict.fromkeys(view.name for episode in episodes for view in episode.views if view.kind == "rgb")
     bound: dict[str, tuple[str, ...]] = {}
     for view in recipe.views:
         found = tuple(name for name in view.candidates if name in declared)

@@ -60,7 +60,7 @@ def action_chunks(
             f"expected chunks of {len(anchors)} x horizon x {actions.shape[1]} or more, found {list(out.shape)} "
             f"and a mask of {list(is_pad.shape)}; correct the call"
         )
-    if len(anchors) and not (0 <= anchors.min() and stops.max() <= len(actions) and np.all(stops > anchors)):
+    if len(anchors) and not (anchors.min() >= 0 and stops.max() <= len(actions) and np.all(stops > anchors)):
         raise SchemaError(
             f"expected anchors in [0, {len(actions)}) that lie before their stops, found {anchors.min()} to "
             f"{anchors.max()}; correct the call"

@@ -2,10 +2,10 @@
 
 import io
 
-from jaxtyping import Float32, UInt8, UInt16
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 import simplejpeg
+from jaxtyping import Float32, UInt8, UInt16
+from PIL import Image, UnidentifiedImageError
 
 from schemas.errors import Reason, SourceError
 
@@ -74,10 +74,10 @@ def decode_depth(data: bytes | memoryview, *, grey_far_m: float = 50.0) -> Float
     bits are linear with ``grey_far_m`` at the greatest value; 50 m is what TransFuser++ and its descendants clip at.
     """
     image = _open(data, _format(data))
-    _load(image)
+    _load(image, data)
     if image.mode in ("RGB", "RGBA"):
         red, green, blue = np.moveaxis(np.asarray(image).astype(np.uint32), 2, 0)[:3]
-        metres = (red + 256 * green + 65536 * blue) * (CARLA_FAR_M / (2**24 - 1))
+        metres: np.ndarray = (red + 256 * green + 65536 * blue) * (CARLA_FAR_M / (2**24 - 1))
         return metres.astype(np.float32)
     values = _grey_values(image, "a colour or grey depth image")
     return (values * (grey_far_m / np.iinfo(values.dtype).max)).astype(np.float32)
@@ -86,7 +86,7 @@ def decode_depth(data: bytes | memoryview, *, grey_far_m: float = 50.0) -> Float
 def decode_labels(data: bytes | memoryview) -> UInt8[np.ndarray, "h w"] | UInt16[np.ndarray, "h w"]:
     """Decode class ids: red of a colour image (CARLA's semantic camera), else the values or palette indices as stored."""
     image = _open(data, _format(data))
-    _load(image)
+    _load(image, data)
     if image.mode in ("RGB", "RGBA"):
         return np.ascontiguousarray(np.asarray(image)[..., 0])
     return _grey_values(image, "a label image")
@@ -107,13 +107,16 @@ def _format(data: bytes | memoryview) -> str:
             return name
     if len(head) < 12:
         raise SourceError(f"expected an image, found {len(data)} bytes; record it again", Reason.TRUNCATED)
-    raise SourceError(f"expected a JPEG, PNG or WebP file, found one that begins with {head!r}; convert it", Reason.UNSUPPORTED)
+    raise SourceError(
+        f"expected a JPEG, PNG or WebP file, found one that begins with {head!r}; convert it", Reason.UNSUPPORTED
+    )
 
 
 def _check_size(height: int, width: int) -> None:
     if height * width > MAX_PIXELS:
         raise SourceError(
-            f"expected at most {MAX_PIXELS} pixels, found {width}x{height}; check the file, or reduce it first", Reason.TOO_LARGE
+            f"expected at most {MAX_PIXELS} pixels, found {width}x{height}; check the file, or reduce it first",
+            Reason.TOO_LARGE,
         )
 
 
@@ -136,10 +139,8 @@ def _check_out(out: np.ndarray, height: int, width: int) -> None:
 def _jpeg_header(data: bytes | memoryview) -> tuple[int, int, str]:
     try:
         height, width, color, _ = simplejpeg.decode_jpeg_header(data, strict=False)
-    except ValueError as error:
-        if "subsampling" not in str(error):
-            raise SourceError(f"expected a JPEG header, found: {error}; record it again", Reason.DECODE) from error
-        width, height = _open(data, "JPEG").size  # an odd subsampling, which Pillow may know
+    except (ValueError, KeyError):  # KeyError is what 1.9.0 makes of a broken header
+        width, height = _open(data, "JPEG").size  # of an odd kind, which Pillow may know, or broken, and it says how
         color = ""
     _check_size(height, width)
     return height, width, color
@@ -156,7 +157,8 @@ def _decode_jpeg(data: bytes | memoryview, out: np.ndarray | None, fast_target: 
         return _fill(out, _decode_pillow(data))
     least = _fast_size(height, width, fast_target) if fast_target and out is None else (0, 0)
     try:
-        return np.asarray(simplejpeg.decode_jpeg(data, "RGB", min_height=least[0], min_width=least[1], buffer=out))
+        frame: np.ndarray = simplejpeg.decode_jpeg(data, "RGB", min_height=least[0], min_width=least[1], buffer=out)
+        return frame
     except ValueError as error:
         message = str(error)
     if any(warning in message for warning in _HARMLESS):
@@ -180,7 +182,7 @@ def _decode_pillow(data: bytes | memoryview) -> np.ndarray:
             f"expected a colour or 8-bit grey image, found mode {image.mode}; convert it, or declare the view as depth",
             Reason.UNSUPPORTED,
         )
-    _load(image)
+    _load(image, data)
     return np.array(image.convert("RGB"))
 
 
@@ -190,18 +192,31 @@ def _open(data: bytes | memoryview, kind: str) -> Image.Image:
         _check_size(*_declared_size(data, kind))
     try:
         image = Image.open(io.BytesIO(data), formats=(kind,))
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, EOFError) as error:
-        raise SourceError(f"expected a {kind} image, found: {error}; record it again", Reason.DECODE) from error
+    except Exception as error:  # on hostile bytes Pillow raises OSError, SyntaxError, ValueError, struct.error and more
+        raise _refused(data, kind, error) from error
     _check_size(image.height, image.width)
     return image
 
 
-def _load(image: Image.Image) -> None:
+def _load(image: Image.Image, data: bytes | memoryview) -> None:
     try:
         image.load()
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
-        reason = Reason.TRUNCATED if "truncated" in str(error).lower() else Reason.DECODE
-        raise SourceError(f"expected a sound {image.format} image, found: {error}; record it again", reason) from error
+    except Exception as error:
+        raise _refused(data, image.format or "", error) from error
+
+
+def _refused(data: bytes | memoryview, kind: str, error: Exception) -> SourceError:
+    is_short = "truncated" in str(error).lower()
+    if kind == "JPEG":
+        is_short = is_short or b"\xff\xd9" not in bytes(data[-64:])
+    if kind == "PNG":
+        is_short = is_short or b"IEND" not in bytes(data[-64:])
+    if kind == "WEBP":
+        is_short = is_short or int.from_bytes(data[4:8], "little") + 8 > len(data)
+    reason = Reason.TRUNCATED if is_short else Reason.DECODE
+    # Pillow's own words for what it does not know name an address in memory, and a quarantine row must not differ from run to run.
+    found = "bytes that it is not" if isinstance(error, UnidentifiedImageError) else error
+    return SourceError(f"expected a sound {kind} image, found: {found}; record it again", reason)
 
 
 def _declared_size(data: bytes | memoryview, kind: str) -> tuple[int, int]:

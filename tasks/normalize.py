@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from jaxtyping import Float, Float64, Shaped, UInt8
 import numpy as np
+from jaxtyping import Float, Float64, Shaped, UInt8
 
 from schemas.errors import SchemaError
-from tasks.kernels.affine import BLOCK_PX, CHANNELS_FIRST, CHANNELS_LAST, affine_rows, split_terms
+from tasks.kernels.affine import BLOCK_PX, CHANNELS_FIRST, CHANNELS_LAST, Terms, affine_rows, split_terms
 
 Constants = Sequence[float] | Float64[np.ndarray, " dim"]
 
@@ -36,7 +37,6 @@ def normalize_images(
         float32, float16, or uint16 for the bits of bfloat16 (``torch.from_numpy(out).view(torch.bfloat16)``); C-contiguous,
         of the shape of ``frames`` or with the channel before height and width.
     """
-    centers, scales = 255.0 * _three(mean), 1.0 / (255.0 * _three(std))
     if str(out.dtype) not in CHANNELS_LAST or not out.flags.c_contiguous or frames.dtype != np.uint8 or frames.ndim < 3:
         raise SchemaError(
             "expected uint8[..., h, w, 3] into a C-contiguous float32, float16 or uint16 (bfloat16), "
@@ -46,16 +46,17 @@ def normalize_images(
     pixels = np.ascontiguousarray(frames)
     *batch, height, width, channels = frames.shape
     if channels == 3 and out.shape == frames.shape:
-        period = 3 * _PERIOD_PX
-        terms = split_terms(np.resize(centers, period), np.resize(scales, period))
+        terms = _terms(_three(mean), _three(std), _PERIOD_PX)
         CHANNELS_LAST[str(out.dtype)](pixels.reshape(-1), terms, target.reshape(-1))
     elif channels == 3 and out.shape == (*batch, 3, height, width):
         num_pixels = height * width
         pixels, target = pixels.reshape(-1, 3 * num_pixels), target.reshape(-1, 3, num_pixels)
         planes = np.empty((3, BLOCK_PX), np.uint8)
-        CHANNELS_FIRST[str(out.dtype)](pixels, split_terms(centers, scales), planes, target)
+        CHANNELS_FIRST[str(out.dtype)](pixels, _terms(_three(mean), _three(std), 1), planes, target)
     else:
-        raise SchemaError(f"expected out of shape {list(frames.shape)} or channels first, found {list(out.shape)}; reshape it")
+        raise SchemaError(
+            f"expected out of shape {list(frames.shape)} or channels first, found {list(out.shape)}; reshape it"
+        )
 
 
 def denormalize_images(
@@ -68,15 +69,23 @@ def denormalize_images(
     values = np.moveaxis(frames, -3, -1) if channels_first else frames
     if values.dtype == np.uint16:
         values = (values.astype(np.uint32) << 16).view(np.float32)
-    values = (values.astype(np.float64) * _three(std) + _three(mean)) * 255.0
-    return np.clip(np.rint(values), 0, 255).astype(np.uint8)
+    pixels: np.ndarray = (values.astype(np.float64) * np.asarray(_three(std)) + np.asarray(_three(mean))) * 255.0
+    frames_uint8: np.ndarray = np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
+    return frames_uint8
 
 
-def _three(values: Constants) -> Float64[np.ndarray, "3"]:
-    array = np.asarray(values, np.float64)
-    if array.shape != (3,):
-        raise SchemaError(f"expected one constant a channel, found {array.shape}; give three")
-    return array
+@lru_cache(maxsize=64)
+def _terms(mean: tuple[float, ...], std: tuple[float, ...], repeats: int) -> Terms:
+    """Return the kernels' constants, for every channel ``repeats`` times over; making them costs as much as a small frame."""
+    centers, scales = 255.0 * np.asarray(mean), 1.0 / (255.0 * np.asarray(std))
+    return split_terms(np.tile(centers, repeats), np.tile(scales, repeats))
+
+
+def _three(values: Constants) -> tuple[float, ...]:
+    constants = tuple(float(value) for value in values)
+    if len(constants) != 3:
+        raise SchemaError(f"expected one constant a channel, found {len(constants)}; give three")
+    return constants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,25 +105,36 @@ class Scaling:
                 f"expected center and spread of one length, found {self.center.shape} and {self.spread.shape}; check the statistics"
             )
         if not (np.isfinite(self.center).all() and np.isfinite(self.spread).all() and (self.spread != 0).all()):
-            raise SchemaError("expected finite statistics and no spread of 0, found others; recompute them, or give an epsilon")
+            raise SchemaError(
+                "expected finite statistics and no spread of 0, found others; recompute them, or give an epsilon"
+            )
+
+
+def _pair(first: Constants, second: Constants) -> tuple[np.ndarray, np.ndarray]:
+    left, right = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    if left.ndim != 1 or left.shape != right.shape:
+        raise SchemaError(
+            f"expected two statistics of one length, found {left.shape} and {right.shape}; recompute them"
+        )
+    return left, right
 
 
 def z_score(mean: Constants, std: Constants, *, epsilon: float = 1e-6, keep_zero_rows: bool = False) -> Scaling:
     """Return ``(x - mean) / (std + epsilon)``: openpi's with 1e-6, constants as published with 0."""
-    center, spread = np.asarray(mean, np.float64), np.asarray(std, np.float64) + epsilon
-    return Scaling(center=center, spread=spread, keep_zero_rows=keep_zero_rows)
+    center, spread = _pair(mean, std)
+    return Scaling(center=center, spread=spread + epsilon, keep_zero_rows=keep_zero_rows)
 
 
 def gaussian(mean: Constants, std: Constants, *, std_epsilon: float = 1e-4) -> Scaling:
     """Return diffusion_policy's ``LinearNormalizer(mode="gaussian")``: a std below ``std_epsilon`` counts as 1."""
-    spread = np.asarray(std, np.float64)
-    return Scaling(center=np.asarray(mean, np.float64), spread=np.where(spread < std_epsilon, 1.0, spread))
+    center, spread = _pair(mean, std)
+    return Scaling(center=center, spread=np.where(spread < std_epsilon, 1.0, spread))
 
 
 def quantile(q01: Constants, q99: Constants, *, epsilon: float = 1e-6) -> Scaling:
     """Return openpi's ``(x - q01) / (q99 - q01 + epsilon) * 2 - 1``; nothing is clipped, and a constant dimension explodes."""
-    low = np.asarray(q01, np.float64)
-    return Scaling(center=low, spread=np.asarray(q99, np.float64) - low + epsilon, gain=2.0, bias=-1.0)
+    low, high = _pair(q01, q99)
+    return Scaling(center=low, spread=high - low + epsilon, gain=2.0, bias=-1.0)
 
 
 def min_max(low: Constants, high: Constants, *, range_epsilon: float = 1e-4) -> Scaling:
@@ -123,11 +143,10 @@ def min_max(low: Constants, high: Constants, *, range_epsilon: float = 1e-4) -> 
     A range below ``range_epsilon`` (1e-4 in its ``_fit``, 1e-7 in ``get_range_normalizer_from_stat``) is a constant
     dimension: its least value maps to 0 with slope 1.
     """
-    least, greatest = np.asarray(low, np.float64), np.asarray(high, np.float64)
+    least, greatest = _pair(low, high)
     half = (greatest - least) / 2.0
-    constant = greatest - least < range_epsilon
-    center = np.where(constant, least, least + half)
-    return Scaling(center=center, spread=np.where(constant, 1.0, half))
+    is_constant = greatest - least < range_epsilon
+    return Scaling(center=np.where(is_constant, least, least + half), spread=np.where(is_constant, 1.0, half))
 
 
 def normalize(
@@ -138,7 +157,9 @@ def normalize(
     Statistics of more dimensions than ``values`` has are cut to it, as openpi does.
     """
     center, spread = _fit(values, scaling)
-    return _affine(values, center, scaling.gain / spread, np.full(len(center), scaling.bias), scaling.keep_zero_rows, out)
+    return _affine(
+        values, center, scaling.gain / spread, np.full(len(center), scaling.bias), scaling.keep_zero_rows, out
+    )
 
 
 def denormalize(
@@ -146,7 +167,9 @@ def denormalize(
 ) -> Float[np.ndarray, "*batch dim"]:
     """Undo :func:`normalize`: ``(y - bias) / gain * spread + center``."""
     center, spread = _fit(values, scaling)
-    return _affine(values, np.full(len(center), scaling.bias), spread / scaling.gain, center, scaling.keep_zero_rows, out)
+    return _affine(
+        values, np.full(len(center), scaling.bias), spread / scaling.gain, center, scaling.keep_zero_rows, out
+    )
 
 
 def _fit(values: np.ndarray, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]:
@@ -160,7 +183,12 @@ def _fit(values: np.ndarray, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _affine(
-    values: np.ndarray, before: np.ndarray, scales: np.ndarray, after: np.ndarray, keep_zero_rows: bool, out: np.ndarray | None
+    values: np.ndarray,
+    before: np.ndarray,
+    scales: np.ndarray,
+    after: np.ndarray,
+    keep_zero_rows: bool,
+    out: np.ndarray | None,
 ) -> np.ndarray:
     result = np.empty(values.shape, values.dtype) if out is None else out
     if result.shape != values.shape or not result.flags.c_contiguous or result.dtype not in (np.float32, np.float64):

@@ -42,7 +42,7 @@ def shuffled(
         Any positions in ``[0, num)``, in any order, with or without repeats.
     """
     positions = np.ascontiguousarray(positions, dtype=np.int64)
-    if positions.size and not (0 <= positions.min() and positions.max() < num):
+    if positions.size and not (positions.min() >= 0 and positions.max() < num):
         raise UsageError(
             f"expected positions in [0, {num}), found {positions.min()} to {positions.max()}; correct the call"
         )
@@ -116,4 +116,5 @@ class Partition:
         return wanted % self.num, int(np.count_nonzero(wanted < self.num))
 
     def _share(self, size: int) -> tuple[int, int]:
-        return self.rank * size // self.world_size, (self.rank + 1) * size // self.world_size
+        # rounded up, so that rank 0, which saves the state, has a sample of every global batch
+        return -(-self.rank * size // self.world_size), -(-(self.rank + 1) * size // self.world_size)

@@ -54,10 +54,6 @@ class Runs:
         kept = slice(np.searchsorted(self.stops, start, side="right"), np.searchsorted(self.starts, stop, side="left"))
         return Runs(starts=self.starts[kept], stops=self.stops[kept], num_anchors=self.num_anchors[kept])
 
-    def anchors_only(self) -> "Runs":
-        """Return the runs cut to their anchors: with horizon 1, each anchor weighs 1 and all else 0."""
-        return Runs(starts=self.starts, stops=self.starts + self.num_anchors, num_anchors=self.num_anchors)
-
 
 @dataclass(frozen=True, slots=True)
 class Moments:
@@ -120,7 +116,10 @@ def valid_runs(
 
 
 def chunk_weights(runs: Runs, *, horizon: int, start: int, stop: int) -> Int64[np.ndarray, "step"]:
-    """Count for each step of ``[start, stop)`` how many entries of all chunks it is. Exact, in closed form."""
+    """Count for each step of ``[start, stop)`` how many entries of all chunks it is. Exact, in closed form.
+
+    With ``horizon=1`` that is 1 for an anchor and 0 for any other step, whatever horizon ``runs`` were found with.
+    """
     weights = np.empty(stop - start, dtype=np.int64)
     near = runs.overlapping(start, stop)
     fill_weights(near.starts, near.stops, near.num_anchors, horizon, start, weights)

@@ -26,7 +26,12 @@ def run_python(code: str, *, cwd: Path, path: Path | None = None) -> str:
     if path is not None:
         environment["PYTHONPATH"] = str(path)
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -70,7 +75,19 @@ except SystemExit as stop:
         raise
 """
     found = imported_by(code, tmp_path)
-    assert not found & {"numba", "dask", "distributed", "zarr", "xarray", "pandas", "pyarrow", "h5py", "torch", "av", "PIL"}
+    assert not found & {
+        "numba",
+        "dask",
+        "distributed",
+        "zarr",
+        "xarray",
+        "pandas",
+        "pyarrow",
+        "h5py",
+        "torch",
+        "av",
+        "PIL",
+    }
 
 
 def test_every_public_name_of_the_package_is_there():
@@ -126,7 +143,9 @@ def forbidden_in(tree: ast.AST) -> Iterator[str]:
 
 def _catches_all(kind: ast.expr | None) -> bool:
     kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
-    return any(kind is None or (isinstance(kind, ast.Name) and kind.id in ("Exception", "BaseException")) for kind in kinds)
+    return any(
+        kind is None or (isinstance(kind, ast.Name) and kind.id in ("Exception", "BaseException")) for kind in kinds
+    )
 
 
 def _raises(handler: ast.ExceptHandler) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from pipeline.demo import props
-from pipeline.demo.driving import Actor, Drive, Ego
+from pipeline.demo.driving import FIRST_PARKED, LANE_MIDDLE_M, Actor, Drive, Ego
 from pipeline.demo.shapes import pose
 
 SEEN_M = 100.0
@@ -50,9 +50,7 @@ RADARS = (
 LIDAR = Mount(sensor="LIDAR_TOP", x_m=-0.39, y_m=0.0, z_m=1.84)
 
 
-def carla_matrix(
-    location: Sequence[float], pitch_roll_yaw_deg: Sequence[float]
-) -> Float[np.ndarray, "4 4"]:
+def carla_matrix(location: Sequence[float], pitch_roll_yaw_deg: Sequence[float]) -> Float[np.ndarray, "4 4"]:
     """Return CARLA's world matrix of a transform (LibCarla, ``carla::geom::Transform::GetMatrix``)."""
     (cp, cr, cy), (sp, sr, sy) = (f(np.radians(pitch_roll_yaw_deg)) for f in (np.cos, np.sin))
     return np.array([
@@ -100,7 +98,7 @@ def annotate(
         "x_command_far": far[0], "y_command_far": far[1], "command_far": 4,
         "x_command_near": near[0], "y_command_near": near[1], "command_near": 4,
         "should_brake": waiting, "x_target": far[0], "y_target": far[1], "next_command": 4,
-        "weather": dict(drive.weather.carla),
+        "weather": drive.weather.carla(),
         "acceleration": [ego.acceleration_m_s2 + shake[0], sideways + shake[1], 9.81 + shake[2]],
         "angular_velocity": [shake[3] * 0.1, shake[4] * 0.1, ego.yaw_rate_rad_s + shake[5] * 0.1],
         "bounding_boxes": _boxes(drive, ego, time_s, world),
@@ -110,7 +108,7 @@ def annotate(
 
 
 def _route_point(drive: Drive, world: np.ndarray, along: float) -> list[float]:
-    x, y, _ = drive.road.place(along, 1.75)
+    x, y, _ = drive.road.place(along, LANE_MIDDLE_M)
     return (world @ np.array([x, y, 0.0, 1.0]))[:2].tolist()
 
 
@@ -125,13 +123,16 @@ def _boxes(drive: Drive, ego: Ego, time_s: float, world: np.ndarray) -> list[dic
     for actor in drive.actors_at(time_s):
         distance = float(np.hypot(actor.x_m - ego.x_m, actor.y_m - ego.y_m))
         if distance < SEEN_M:
-            boxes.append(_BOXES[actor.kind](actor, world, time_s) | {"distance": distance, **_lane(actor.along_m, actor.across_m)})
+            boxes.append(
+                _BOXES[actor.kind](actor, world, time_s)
+                | {"distance": distance, **_lane(actor.along_m, actor.across_m)}
+            )
     return boxes
 
 
 def _vehicle(actor: Actor, world: np.ndarray, time_s: float) -> dict[str, Any]:
     placed = _place(actor, world)
-    parked = actor.number >= 140
+    parked = actor.number >= FIRST_PARKED
     record = {
         "class": "vehicle", "state": "dynamic", "id": str(actor.number), **_solid(placed, props.CAR_HALF),
         "semantic_tags": [14], "type_id": "vehicle.lincoln.mkz_2020",
@@ -257,7 +258,7 @@ def _trigger(placed: np.ndarray, half: tuple[float, float, float]) -> dict[str, 
 
 
 def _lane(along: float, across: float) -> dict[str, int]:
-    """Number lanes as OpenDRIVE does: negative to the right of the centre line."""
+    """Return lane numbers as OpenDRIVE gives them: negative to the right of the centre line."""
     return {"road_id": 12, "lane_id": -1 if across > 0 else 1, "section_id": int(along > 20.0)}
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
 from pipeline.demo import annotation
 from pipeline.demo.annotation import CAMERAS, camera_pose
@@ -83,6 +82,6 @@ def _write_record(path: Path, record: dict[str, Any]) -> None:
 def _write_assessment(path: Path, seed: Sequence[int]) -> None:
     """Write the expert's feature, value and action index, one frame early by name as the published ones are."""
     rng = np.random.default_rng(seed)
-    row: Float[np.ndarray, "expert"] = rng.normal(size=18).astype(np.float32)
+    row = rng.normal(size=18).astype(np.float32)
     row[-1] = rng.integers(0, 39)
     np.savez(path, row)

@@ -3,7 +3,7 @@
 Everything here is in road coordinates and seconds; :mod:`pipeline.demo.bench2drive` turns it into CARLA's world.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Float
@@ -13,7 +13,9 @@ from pipeline.demo.road import Road
 from pipeline.demo.scene import Colour, Light
 from pipeline.demo.sky import Weather
 
-LANE_MIDDLE_M, WHEELBASE_M, MAX_STEER_RAD = 1.75, 2.86, np.radians(70.0)
+LANE_MIDDLE_M, WHEELBASE_M, MAX_STEER_RAD = 1.75, 2.86, float(np.radians(70.0))
+FIRST_PARKED = 140
+"""Vehicles with this number and higher are parked."""
 _FINE_HZ = 200
 
 _PAINTS: tuple[Colour, ...] = (
@@ -78,7 +80,7 @@ class Drive:
         )
         steer = float(np.arctan(WHEELBASE_M * curvature) / MAX_STEER_RAD)
         pedal = acceleration + 0.02 * speed
-        along = float(self.road.locate(np.float64(x), np.float64(y))[0])
+        along = float(self.road.locate(np.array(x), np.array(y))[0])
         return Ego(
             x_m=x, y_m=y, heading_rad=heading, speed_m_s=speed, acceleration_m_s2=acceleration,
             yaw_rate_rad_s=speed * curvature, steer=steer, along_m=along,
@@ -91,50 +93,54 @@ class Drive:
 
     def actors_at(self, time_s: float) -> list[Actor]:
         """Return everything but the ego, in a fixed order and with fixed numbers."""
-        stop, (start, end) = self.road.stop_line_m, self.road.crossing_m
-        oncoming = _brake_to(40.0, end + 4.6, 7.5, time_s)
-        leader, gone = 26.0 + 5.0 * time_s, 9.0 - 8.0 * time_s
-        late = self.ego_at(max(time_s - 0.6, 0.0))
-        follower = late.along_m - 10.5 - 3.0 * max(0.6 - time_s, 0.0)
-        cars = [
-            (leader, LANE_MIDDLE_M, 5.0, 0), (oncoming[0], -LANE_MIDDLE_M, -oncoming[1], int(oncoming[1] < 6)),
-            (gone, -LANE_MIDDLE_M, -8.0, 0), (follower, LANE_MIDDLE_M, late.speed_m_s, int(late.brake > 0)),
-        ]  # fmt: skip
-        actors = [
-            self._put("vehicle", 120 + i, along, across, speed_m_s=speed, colour=self.paints[i], state=state)
-            for i, (along, across, speed, state) in enumerate(cars)
-        ]
-        for i, along in enumerate(self.parked_m):
-            kind = "static_vehicle" if i % 3 == 2 else "vehicle"
-            actors.append(self._put(kind, 140 + i, along, 4.68, colour=self.paints[(4 + i) % len(self.paints)]))
-        actors += self._walkers(time_s, (start + end) / 2)
-        light = self._put("traffic_light", 60, end + 1.2, 6.6, state=self.light_at(time_s))
-        signs = [self._put("speed_sign", 63, stop - 5.0, 6.7)]
-        cones = [self._put("cone", 170 + i, end + 9 + 2.2 * i, 3.05 - 0.1 * i) for i in range(3)]
-        return [*actors, light, *signs, *cones]
+        end = self.road.crossing_m[1]
+        parked = []
+        for place, along in enumerate(self.parked_m):
+            kind = "static_vehicle" if place % 3 == 2 else "vehicle"
+            car = self._stand(kind, FIRST_PARKED + place, along, 4.68)
+            parked.append(replace(car, colour=self.paints[(4 + place) % len(self.paints)]))
+        light = self._stand("traffic_light", 60, end + 1.2, 6.6)
+        cones = [self._stand("cone", 170 + place, end + 9 + 2.2 * place, 3.05 - 0.1 * place) for place in range(3)]
+        signs = [replace(light, state=self.light_at(time_s)), self._stand("speed_sign", 63, end - 9.5, 6.7)]
+        return [*self._traffic(time_s), *parked, *self._walkers(time_s), *signs, *cones]
 
-    def _walkers(self, time_s: float, crossing_m: float) -> list[Actor]:
-        stride = 2 * np.pi * 0.95 * time_s
-        crossing = max(2.9 - 1.35 * time_s, -5.0)
-        moving = crossing > -5.0
-        people = [
-            (crossing_m, crossing, -np.pi / 2, stride if moving else 0.0, (0.86, 0.30, 0.12)),
+    def _traffic(self, time_s: float) -> list[Actor]:
+        """Return who else drives: one ahead, one waiting on the other side, one that has passed, one behind."""
+        arriving_m, arriving_m_s = _brake_to(40.0, self.road.crossing_m[1] + 4.6, 7.5, time_s)
+        late = self.ego_at(max(time_s - 0.6, 0.0))
+        behind_m = late.along_m - 10.5 - 3.0 * max(0.6 - time_s, 0.0)
+        cars = [
+            (26.0 + 5.0 * time_s, LANE_MIDDLE_M, 5.0, False),
+            (arriving_m, -LANE_MIDDLE_M, arriving_m_s, 0.0 < arriving_m_s < 7.5),
+            (9.0 - 8.0 * time_s, -LANE_MIDDLE_M, 8.0, False),
+            (behind_m, LANE_MIDDLE_M, late.speed_m_s, late.brake > 0),
+        ]
+        traffic = []
+        for place, (along, across, speed, braking) in enumerate(cars):
+            car = self._stand("vehicle", 120 + place, along, across, turn_rad=0.0 if across > 0 else np.pi)
+            traffic.append(replace(car, speed_m_s=speed, colour=self.paints[place], state=int(braking)))
+        return traffic
+
+    def _walkers(self, time_s: float) -> list[Actor]:
+        """Return one who crosses from right to left, and two on the pavements."""
+        stride, across = 2 * np.pi * 0.95 * time_s, max(2.9 - 1.35 * time_s, -5.0)
+        people: list[tuple[float, float, float, float, Colour]] = [
+            (sum(self.road.crossing_m) / 2, across, -np.pi / 2, stride if across > -5.0 else 0.0, (0.86, 0.30, 0.12)),
             (14.0 - 1.3 * time_s, 7.4, np.pi, stride + 1.0, (0.20, 0.45, 0.62)),
             (23.0 - 1.2 * time_s, -5.2, np.pi, stride + 2.0, (0.75, 0.70, 0.30)),
         ]
-        return [
-            self._put("walker", 150 + i, along, across, turn_rad=turn, colour=shirt, phase_rad=phase)
-            for i, (along, across, turn, phase, shirt) in enumerate(people)
-        ]
+        walkers = []
+        for place, (along, side, turn, phase, shirt) in enumerate(people):
+            walker = self._stand("walker", 150 + place, along, side, turn_rad=turn)
+            walkers.append(replace(walker, colour=shirt, phase_rad=phase))
+        return walkers
 
-    def _put(self, kind: str, number: int, along: float, across: float, *, turn_rad: float = 0.0, **more: object) -> Actor:
+    def _stand(self, kind: str, number: int, along: float, across: float, *, turn_rad: float = 0.0) -> Actor:
+        """Put something beside the road's middle, turned from the road's heading."""
         x, y, heading = (float(value) for value in self.road.place(along, across))
-        oncoming = kind == "vehicle" and across < 0
-        if oncoming:
-            turn_rad, more["speed_m_s"] = np.pi, abs(float(more["speed_m_s"]))  # type: ignore[arg-type]
         return Actor(
-            kind=kind, number=number, x_m=x, y_m=y, heading_rad=heading + turn_rad, along_m=along, across_m=across, **more
-        )  # type: ignore[arg-type]
+            kind=kind, number=number, x_m=x, y_m=y, heading_rad=heading + turn_rad, along_m=along, across_m=across
+        )
 
 
 def plan_drive(duration_s: float, seed: int) -> Drive:
@@ -186,25 +192,18 @@ def _brake_to(start_m: float, stop_m: float, speed_m_s: float, time_s: float) ->
     return start_m - gone, speed_m_s * (1 - braking / brake_s)
 
 
-def _weather(towards_sun: tuple[float, float, float], **more: object) -> Weather:
-    sun = np.asarray(towards_sun) / np.linalg.norm(towards_sun)
-    fields = {
-        "cloudiness": 100.0 * float(more["clouds"]), "precipitation": 0.0, "precipitation_deposits": 0.0,  # type: ignore[arg-type]
-        "wind_intensity": 10.0, "sun_azimuth_angle": float(np.degrees(np.arctan2(sun[1], sun[0]))),
-        "sun_altitude_angle": float(np.degrees(np.arcsin(sun[2]))), "fog_density": 2.0, "fog_distance": 0.75,
-        "wetness": 0.0, "fog_falloff": 0.1,
-    }  # fmt: skip
-    light = Light(towards_sun=towards_sun, haze=more["haze"], haze_m=more["haze_m"], ambient=more["ambient"])  # type: ignore[arg-type]
-    return Weather(
-        light=light, zenith=more["zenith"], horizon=more["horizon"], clouds=more["clouds"], carla=fields  # type: ignore[arg-type]
-    )
-
-
 WEATHERS = (
-    _weather((-0.50, 0.62, 0.62), zenith=(0.23, 0.47, 0.80), horizon=(0.74, 0.85, 0.94), haze=(0.78, 0.86, 0.92),
-             haze_m=190.0, ambient=0.62, clouds=0.48),
-    _weather((0.8, 0.5, 0.35), zenith=(0.36, 0.44, 0.66), horizon=(0.97, 0.80, 0.62), haze=(0.92, 0.80, 0.68),
-             haze_m=130.0, ambient=0.55, clouds=0.55),
-    _weather((-0.3, 0.5, 0.8), zenith=(0.55, 0.60, 0.66), horizon=(0.80, 0.82, 0.84), haze=(0.78, 0.80, 0.82),
-             haze_m=90.0, ambient=0.70, clouds=0.80),
+    Weather(
+        light=Light(towards_sun=(-0.50, 0.62, 0.62), ambient=0.62, haze=(0.78, 0.86, 0.92), haze_m=190.0),
+        zenith=(0.23, 0.47, 0.80), horizon=(0.74, 0.85, 0.94), clouds=0.48,
+    ),
+    Weather(
+        light=Light(towards_sun=(0.80, -0.50, 0.35), ambient=0.60, haze=(0.92, 0.80, 0.68), haze_m=130.0),
+        zenith=(0.36, 0.44, 0.66), horizon=(0.97, 0.80, 0.62), clouds=0.55,
+    ),
+    Weather(
+        light=Light(towards_sun=(-0.30, 0.50, 0.80), ambient=0.74, diffuse=0.30, haze=(0.78, 0.80, 0.82), haze_m=90.0),
+        zenith=(0.55, 0.60, 0.66), horizon=(0.80, 0.82, 0.84), clouds=0.80,
+    ),
 )  # fmt: skip
+"""A clear day, a low sun, an overcast sky."""

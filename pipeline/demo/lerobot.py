@@ -128,9 +128,15 @@ def _write_table(path: Path, columns: Mapping[str, np.ndarray], features: Mappin
 def _write_video(path: Path, pictures: Sequence[Image.Image], rate_hz: int, codec: str) -> None:
     """Encode pictures with a key frame every second frame, as LeRobot does, in one thread so that bytes repeat."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    options = {"g": "2", "crf": "20", "bf": "0"} if codec == "libx264" else {"g": "2", "crf": "30", "preset": "10"}
+    options = (
+        {"g": "2", "crf": "20", "bf": "0", "sc_threshold": "0"}
+        if codec == "libx264"
+        else {"g": "2", "crf": "30", "preset": "10"}
+    )
     with av.open(str(path), "w", options={"fflags": "+bitexact"}) as container:
         stream = container.add_stream(codec, rate=rate_hz, options=options)
+        if not isinstance(stream, av.VideoStream):
+            raise UsageError(f"expected a video encoder, found {codec}; install another build of av")
         stream.pix_fmt, stream.thread_count = "yuv420p", 1
         stream.width, stream.height = pictures[0].size
         for picture in pictures:
@@ -156,7 +162,9 @@ def _picture_stats(pictures: Sequence[Image.Image]) -> dict[str, list[Any]]:
     counts = np.sum([pictures[i].histogram() for i in chosen], axis=0).reshape(3, 256)
     levels, pixels = np.arange(256) / 255, counts.sum(axis=1)
     mean = counts @ levels / pixels
-    std = np.sqrt([(row @ (levels - middle) ** 2) / total for row, middle, total in zip(counts, mean, pixels, strict=True)])
+    std = np.sqrt(
+        [(row @ (levels - middle) ** 2) / total for row, middle, total in zip(counts, mean, pixels, strict=True)]
+    )
     present = [levels[row > 0] for row in counts]
     stats = {"min": [row[0] for row in present], "max": [row[-1] for row in present], "mean": mean, "std": std}
     return {name: np.reshape(value, (3, 1, 1)).tolist() for name, value in stats.items()} | {"count": [num_samples]}

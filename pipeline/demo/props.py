@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from pipeline.demo.scene import Colour, Mesh, merge
-from pipeline.demo.shapes import box, circle, decal, disc, lump, one_part, pose, prism, shadow
+from pipeline.demo.shapes import box, circle, decal, dimmed, disc, lump, one_part, pose, prism
 
 CAR_HALF = (2.446, 0.918, 0.745)
 """Half length, width and height of CARLA's Lincoln MKZ."""
@@ -22,22 +22,15 @@ RED, AMBER, GREEN = 0, 1, 2
 GLASS, RUBBER, STEEL, DARK = (0.13, 0.17, 0.22), (0.07, 0.07, 0.08), (0.55, 0.57, 0.60), (0.10, 0.10, 0.11)
 
 
-def footprint(half_x: float, half_y: float, slide: tuple[float, float]) -> Float[np.ndarray, "8 2"]:
-    """Return the outline of a box's shadow that the sun slides by ``slide`` metres."""
-    corners = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]]) * np.array([half_x, half_y])
-    points = np.concatenate([corners, corners + np.asarray(slide)])
-    middle = points.mean(axis=0)
-    order = np.argsort(np.arctan2(*(points - middle).T[::-1]), kind="stable")
-    return points[order]
-
-
 @lru_cache(maxsize=64)
 def car(colour: Colour, braking: bool = False) -> Mesh:
     """Make a saloon about its ground point: white lamps at +x, red ones at -x."""
     length, width, height = CAR_HALF
     waist = 0.92
     body = box((0, 0, 0.58), (length, width, 0.36), colour, taper=(0.97, 0.93))
-    cabin = box((-0.25, 0, (waist + 2 * height) / 2), (1.62, 0.82, height - waist / 2), GLASS, taper=(0.60, 0.84), lean_m=-0.05)
+    cabin = box(
+        (-0.25, 0, (waist + 2 * height) / 2), (1.62, 0.82, height - waist / 2), GLASS, taper=(0.60, 0.84), lean_m=-0.05
+    )
     roof = box((-0.30, 0, 2 * height - 0.03), (1.02, 0.69, 0.04), colour)
     return one_part(body, _wheels(length, width), _lamps(length, width, braking), cabin, _pillars(colour), roof)
 
@@ -117,7 +110,9 @@ def _lamp_box(y: float, z: float, state: int) -> Mesh:
     plate = decal(_upright(-half_x, y, z, half_y + 0.12, half_z + 0.12)[None], (-1, 0, 0), (0.9, 0.9, 0.9))
     case = box((0, y, z), LIGHT_HALF, DARK)
     lamps = []
-    for place, (lamp, colour) in enumerate(((RED, (1.0, 0.12, 0.08)), (AMBER, (1.0, 0.72, 0.1)), (GREEN, (0.15, 1.0, 0.45)))):
+    for place, (lamp, colour) in enumerate(
+        ((RED, (1.0, 0.12, 0.08)), (AMBER, (1.0, 0.72, 0.1)), (GREEN, (0.15, 1.0, 0.45)))
+    ):
         lit = lamp == state
         shade = colour if lit else (0.25 * colour[0] + 0.05, 0.25 * colour[1] + 0.05, 0.25 * colour[2] + 0.05)
         glass = disc(0.17, shade, facing="-x", num_corners=10, glow=1.0 if lit else 0.0)
@@ -131,9 +126,9 @@ def speed_sign() -> Mesh:
     back = disc(SIGN_RADIUS_M, STEEL, facing="-x")
     rim = disc(SIGN_RADIUS_M, (0.85, 0.08, 0.08), facing="-x").placed(pose(-0.05, 0))
     face = disc(0.34, (0.96, 0.96, 0.96), facing="-x").placed(pose(-0.06, 0))
-    bars = [
-        _upright(-0.07, -0.11, z, 0.08, 0.025) for z in (-0.16, 0.0, 0.16)
-    ] + [_upright(-0.07, 0.11, z, 0.08, 0.025) for z in (-0.16, 0.16)]
+    bars = [_upright(-0.07, -0.11, z, 0.08, 0.025) for z in (-0.16, 0.0, 0.16)] + [
+        _upright(-0.07, 0.11, z, 0.08, 0.025) for z in (-0.16, 0.16)
+    ]
     bars += [_upright(-0.07, y, 0.0, 0.025, 0.18) for y in (-0.045, 0.045, 0.175)]
     digits = decal(np.array(bars), (-1, 0, 0), DARK)
     plates = merge([back, rim, face, digits]).placed(pose(0, 0, SIGN_HEIGHT_M))
@@ -150,20 +145,20 @@ def cone() -> Mesh:
     return one_part(base, low, band, tip)
 
 
-def house(half: tuple[float, float], height_m: float, wall: Colour, *, door_side: int) -> Mesh:
-    """Make a flat-roofed house about its ground point, with windows on the sides that a street may see."""
+def house(half: tuple[float, float], height_m: float, wall: Colour, *, awning: Colour) -> Mesh:
+    """Make a flat-roofed house about its ground point: front with an awning to +y, windows on three sides."""
     half_x, half_y = half
     parts = [box((0, 0, height_m / 2), (half_x, half_y, height_m / 2), wall)]
-    parts.append(box((0, 0, height_m + 0.15), (half_x + 0.2, half_y + 0.2, 0.18), (0.45, 0.36, 0.32)))
+    roof = box((0, 0, height_m + 0.15), (half_x + 0.2, half_y + 0.2, 0.18), (0.45, 0.36, 0.32))
     floors = np.arange(1.9, height_m - 1.0, 3.0)
     for sign in (-1, 1):
         panes = [_upright(sign * (half_x + 0.02), y, z, 0.55, 0.75) for z in floors for y in _spread(half_y, 2.4)]
         parts.append(decal(np.array(panes), (sign, 0, 0), (0.28, 0.34, 0.42)))
-    front = door_side * (half_y + 0.02)
+    front = half_y + 0.02
     panes = [_upright(front, x, z, 0.6, 0.75)[:, [1, 0, 2]] for z in floors for x in _spread(half_x, 2.4)]
-    parts.append(decal(np.array(panes), (0, door_side, 0), (0.28, 0.34, 0.42)))
-    awning = box((0, front, 3.05), (half_x * 0.8, 0.55, 0.08), (0.70, 0.25, 0.22))
-    return one_part(*parts, awning)
+    parts.append(decal(np.array(panes), (0, 1, 0), (0.28, 0.34, 0.42)))
+    door = decal(_upright(front, 0.0, 1.15, 0.6, 1.15)[None][..., [1, 0, 2]], (0, 1, 0), (0.30, 0.20, 0.15))
+    return one_part(*parts, door, box((0, front, 3.15), (half_x * 0.8, 0.55, 0.07), awning), roof)
 
 
 def _spread(half: float, pitch_m: float) -> Float[np.ndarray, "place"]:
@@ -174,9 +169,13 @@ def _spread(half: float, pitch_m: float) -> Float[np.ndarray, "place"]:
 def tree(height_m: float, leaves: Colour, bumps: int) -> Mesh:
     """Make a tree about its ground point."""
     trunk = prism(circle(0.16, 6), 0.0, height_m * 0.5, (0.36, 0.26, 0.18))
-    top = tuple(min(1.0, 1.12 * value) for value in leaves)
     crown = lump((0, 0, height_m * 0.62), (height_m * 0.30, height_m * 0.30, height_m * 0.26), leaves, bumps=bumps)
-    upper = lump((0.1, 0.1, height_m * 0.82), (height_m * 0.21, height_m * 0.21, height_m * 0.18), top, bumps=bumps + 3)
+    upper = lump(
+        (0.1, 0.1, height_m * 0.82),
+        (height_m * 0.21, height_m * 0.21, height_m * 0.18),
+        dimmed(leaves, 1.12),
+        bumps=bumps + 3,
+    )
     return one_part(trunk, crown, upper)
 
 
@@ -185,9 +184,3 @@ def lamp_post() -> Mesh:
     post = prism(circle(0.07, 6), 0.0, 6.4, (0.35, 0.38, 0.40))
     arm = box((0, 0.8, 6.4), (0.05, 0.85, 0.05), (0.35, 0.38, 0.40))
     return one_part(post, arm, box((0, 1.5, 6.34), (0.14, 0.32, 0.06), (0.9, 0.9, 0.85)))
-
-
-def cast(half_x: float, half_y: float, height_m: float, sun: tuple[float, float, float]) -> Mesh:
-    """Make the shadow of a box of this height under a sun given in the box's own frame."""
-    reach = 0.75 * height_m / max(sun[2], 0.2)
-    return shadow(footprint(half_x, half_y, (-sun[0] * reach, -sun[1] * reach)))

@@ -100,8 +100,8 @@ class Ground:
 
     def _grain(self, x: np.ndarray, y: np.ndarray, footprint: np.ndarray) -> np.ndarray:
         """Return brightness around 1 that lies still in the world: fine grain near, broad patches far."""
-        grain = np.ones_like(x)
-        for pitch_m, strength in ((0.07, 0.05), (0.9, 0.035), (5.0, 0.03)):
+        grain = 1 + np.float32(0.05) * np.sin(0.23 * x + np.sin(0.17 * y)) * np.sin(0.19 * y - np.sin(0.21 * x))
+        for pitch_m, strength in ((0.07, 0.05), (0.9, 0.025)):
             cells = (np.floor(v / np.float32(pitch_m)).astype(np.int32) & 255 for v in (x, y))
             fade = np.clip(pitch_m / footprint - np.float32(0.3), 0, 1)
             grain += np.float32(strength) * fade * self.noise[tuple(cells)]
@@ -117,7 +117,7 @@ def _surface(
     no_bay = band(along, road.stop_line_m - 5, stop + 5, along_px)
     layers = [
         (band(along, start, stop, along_px) * band(across, -LANE_M, LANE_M, across_px)
-         * stripes(across, 1.0, 0.5, across_px), PAINT),
+         * stripes(across + 0.2, 1.0, 0.5, across_px), PAINT),
         (band(along, road.stop_line_m - 0.4, road.stop_line_m, along_px) * band(across, 0.1, LANE_M, across_px), PAINT),
         (band(across, -0.08, 0.08, across_px) * dashes, PAINT),
         (band(np.abs(across), LANE_M - 0.28, LANE_M - 0.14, across_px) * (1 - no_bay), PAINT),

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 
 NEAR_M = 0.02
 """Faces are cut at this distance in front of the camera."""
-_TINY_PX2, _FAR_PX = 1.0, 1e5
+_TINY_PX2, _FAR_PX = 3.0, 1e5
 
 Colour = tuple[float, float, float]
 """Red, green, blue in 0 .. 1."""
@@ -157,7 +157,7 @@ def _fill(canvas: Image.Image, outlines: list[list[float]], colours: list[list[i
 
 def outlines(seen: Float[np.ndarray, "face 4 3"], camera: Camera, supersample: int) -> list[list[float]]:
     """Return x, y, x, y, ... of each face on the canvas; nothing for one too small to be seen."""
-    whole = (seen[..., 0] >= NEAR_M).all(axis=1)
+    whole = np.all(seen[..., 0] >= NEAR_M, axis=1)
     corners = camera.project(np.where(whole[:, None, None], seen, 1.0)) * supersample
     across, up = corners[:, 2] - corners[:, 0], corners[:, 3] - corners[:, 1]
     tiny = np.abs(across[:, 0] * up[:, 1] - across[:, 1] * up[:, 0]) < _TINY_PX2
@@ -174,9 +174,9 @@ def in_front(seen: Float[np.ndarray, "face 4 3"], camera: Camera) -> Bool[np.nda
     """Tell which faces may reach into the picture: a test of the view's pyramid that is never wrongly False."""
     depth = np.maximum(seen[..., 0], NEAR_M)
     wide, high = camera.width_px / 2 / camera.focal_px, camera.height_px / 2 / camera.focal_px
-    inside = (seen[..., 0] > NEAR_M).any(axis=1)
+    inside = np.any(seen[..., 0] > NEAR_M, axis=1)
     for axis, limit in ((1, wide), (2, high)):
-        inside &= (seen[..., axis] < limit * depth).any(axis=1) & (seen[..., axis] > -limit * depth).any(axis=1)
+        inside &= np.any(seen[..., axis] < limit * depth, axis=1) & np.any(seen[..., axis] > -limit * depth, axis=1)
     return inside
 
 

@@ -10,6 +10,12 @@ _BOX_FACES = np.array([[0, 1, 3, 2], [4, 5, 7, 6], [0, 1, 5, 4], [2, 3, 7, 6], [
 """Corners of the faces -x, +x, -y, +y, -z, +z."""
 
 
+def dimmed(colour: Colour, share: float) -> Colour:
+    """Return a colour times ``share``, at most white."""
+    red, green, blue = (min(1.0, share * value) for value in colour)
+    return red, green, blue
+
+
 def pose(x: float, y: float, z: float = 0.0, yaw_rad: float = 0.0) -> Float[np.ndarray, "4 4"]:
     """Return the matrix that places a mesh: a turn about z, from x towards y, then a shift in metres."""
     cos, sin = np.cos(yaw_rad), np.sin(yaw_rad)
@@ -82,17 +88,47 @@ def lump(centre: tuple[float, float, float], half: tuple[float, float, float], c
     return faces(np.concatenate([bands, fan(points[0])]), colour)
 
 
-def decal(quads: Float[np.ndarray, "face 4 3"], normal: tuple[float, float, float], colour: Colour, **look: float) -> Mesh:
+def decal(
+    quads: Float[np.ndarray, "face 4 3"], normal: tuple[float, float, float], colour: Colour, *, glow: float = 0.0
+) -> Mesh:
     """Make flat quads that lie on a face and look the way it does: windows, plates, lamps."""
-    return patch(np.asarray(quads, np.float64), np.tile(np.asarray(normal, np.float64), (len(quads), 1)), colour, **look)
+    return patch(
+        np.asarray(quads, np.float64), np.tile(np.asarray(normal, np.float64), (len(quads), 1)), colour, glow=glow
+    )
 
 
-def shadow(outline: Float[np.ndarray, "corner 2"], *, height_m: float = 0.0, opacity: float = 0.4) -> Mesh:
-    """Make a dark patch on the ground from a convex outline with an even number of corners."""
-    ring = np.column_stack([outline, np.full(len(outline), height_m)])
-    quads = fan(ring)
+def shadow(outline: Float[np.ndarray, "corner 2"], height_m: float, towards_sun: tuple[float, float, float]) -> Mesh:
+    """Make what an upright prism takes from the sun: a dark patch on the ground, a little shorter than in truth."""
+    reach = -0.75 * height_m / max(towards_sun[2], 0.2)
+    ring = _hull(np.concatenate([outline, outline + reach * np.asarray(towards_sun[:2])]))
+    quads = fan(np.column_stack([ring, np.zeros(len(ring))]))
     up = np.tile(np.array([0.0, 0.0, 1.0]), (len(quads), 1))
-    return patch(quads, up, (0.02, 0.02, 0.05), opacity=opacity, glow=1.0, ground=True)
+    return patch(quads, up, (0.02, 0.02, 0.05), opacity=0.4, glow=1.0, ground=True)
+
+
+def rectangle(half_x: float, half_y: float) -> Float[np.ndarray, "corner 2"]:
+    """Return the corners of a rectangle around the origin."""
+    return np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]]) * np.array([half_x, half_y])
+
+
+def _hull(points: Float[np.ndarray, "point 2"]) -> Float[np.ndarray, "corner 2"]:
+    """Return the convex hull, its first corner once more where that makes their number even (Andrew, 1979)."""
+    order = points[np.lexsort(points.T[::-1])]
+    ring: list[np.ndarray] = []
+    for side in (order, order[::-1]):
+        start = len(ring)
+        for point in side:
+            while len(ring) >= start + 2 and _area(ring[-2], ring[-1], point) <= 1e-12:
+                ring.pop()
+            ring.append(point)
+        ring.pop()
+    return np.array(ring if len(ring) % 2 == 0 else [*ring, ring[0]])
+
+
+def _area(first: np.ndarray, second: np.ndarray, third: np.ndarray) -> float:
+    """Return twice the area of a triangle, positive where it turns from x towards y."""
+    (ax, ay), (bx, by) = second - first, third - first
+    return float(ax * by - ay * bx)
 
 
 def one_part(*meshes: Mesh) -> Mesh:

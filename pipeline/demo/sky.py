@@ -19,8 +19,16 @@ class Weather:
     horizon: Colour
     clouds: float
     """Share of the sky, 0 .. 1."""
-    carla: dict[str, float]
-    """The ten fields of an annotation's ``weather``."""
+
+    def carla(self) -> dict[str, float]:
+        """Return the ten fields of an annotation's ``weather``, angles in degrees."""
+        sun = np.asarray(self.light.towards_sun) / np.linalg.norm(self.light.towards_sun)
+        return {
+            "cloudiness": 100.0 * self.clouds, "precipitation": 0.0, "precipitation_deposits": 0.0,
+            "wind_intensity": 10.0, "sun_azimuth_angle": float(np.degrees(np.arctan2(sun[1], sun[0]))),
+            "sun_altitude_angle": float(np.degrees(np.arcsin(sun[2]))), "fog_density": 2.0, "fog_distance": 0.75,
+            "wetness": 0.0, "fog_falloff": 0.1,
+        }  # fmt: skip
 
 
 def panorama(weather: Weather, seed: int) -> UInt8[np.ndarray, "elevation azimuth 3"]:
@@ -60,7 +68,8 @@ def _ring(rng: np.random.Generator, waves: tuple[int, ...]) -> Float[np.ndarray,
     """Return a smooth closed curve of height about 1 around the horizon."""
     around = np.linspace(0, 2 * np.pi, _COLUMNS, endpoint=False)
     phases = rng.uniform(0, 2 * np.pi, len(waves))
-    return sum(np.sin(wave * around + phase) / (1 + place) for place, (wave, phase) in enumerate(zip(waves, phases, strict=True)))
+    swell = np.sin(np.outer(waves, around) + phases[:, None])
+    return np.asarray((1 / np.arange(1, len(waves) + 1)) @ swell)
 
 
 def _clouds(rng: np.random.Generator) -> Float[np.ndarray, "elevation azimuth"]:
@@ -69,7 +78,7 @@ def _clouds(rng: np.random.Generator) -> Float[np.ndarray, "elevation azimuth"]:
     for octave, strength in enumerate((0.5, 0.3, 0.17, 0.1)):
         rows, columns = 4 * 2**octave, 12 * 2**octave
         cells = rng.uniform(0, 1, (rows + 1, columns))
-        row, column = np.linspace(0, rows - 1e-6, _ROWS) ** 1.0, np.arange(_COLUMNS) * columns / _COLUMNS
+        row, column = np.linspace(0, rows - 1e-6, _ROWS), np.arange(_COLUMNS) * columns / _COLUMNS
         total += strength * _smooth_lookup(cells, row, column)
     return total
 
@@ -77,12 +86,15 @@ def _clouds(rng: np.random.Generator) -> Float[np.ndarray, "elevation azimuth"]:
 def _smooth_lookup(cells: np.ndarray, row: np.ndarray, column: np.ndarray) -> np.ndarray:
     """Interpolate cells with smooth steps; columns wrap around."""
     top, left = row.astype(np.intp), column.astype(np.intp)
-    down, right = ((v - i)[:, None] if axis else (v - i) for axis, v, i in ((1, row, top), (0, column, left)))
-    down, right = (v * v * (3 - 2 * v) for v in (down, right))
+    down, right = _soft_step(row - top)[:, None], _soft_step(column - left)
     after = (left + 1) % cells.shape[1]
     upper = cells[top][:, left] * (1 - right) + cells[top][:, after] * right
     lower = cells[top + 1][:, left] * (1 - right) + cells[top + 1][:, after] * right
     return upper * (1 - down) + lower * down
+
+
+def _soft_step(share: np.ndarray) -> np.ndarray:
+    return share * share * (3 - 2 * share)
 
 
 def _sun(light: Light) -> Float[np.ndarray, "elevation azimuth"]:

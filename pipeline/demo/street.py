@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Float
@@ -11,10 +12,11 @@ from pipeline.demo import props
 from pipeline.demo.driving import Actor, Drive, Ego
 from pipeline.demo.road import Ground, Road
 from pipeline.demo.scene import Camera, Light, Mesh, merge, paint
-from pipeline.demo.shapes import pose
+from pipeline.demo.shapes import circle, pose, rectangle, shadow
 from pipeline.demo.sky import Sky, panorama
 
 _WALLS = ((0.80, 0.62, 0.50), (0.66, 0.36, 0.30), (0.86, 0.80, 0.68), (0.60, 0.66, 0.70), (0.76, 0.70, 0.54))
+_AWNINGS = ((0.70, 0.25, 0.22), (0.20, 0.40, 0.36), (0.85, 0.70, 0.40), (0.25, 0.34, 0.55))
 _LEAVES = ((0.24, 0.42, 0.16), (0.32, 0.46, 0.15), (0.20, 0.36, 0.20))
 
 
@@ -31,6 +33,8 @@ class Street:
 
     def paint(self, time_s: float) -> list[Image.Image]:
         """Return one picture for each camera."""
+        if not self._cameras:
+            return []
         ego, light = self._drive.ego_at(time_s), self._drive.weather.light
         things = merge([self._scenery, *(actor_mesh(actor, light) for actor in self._drive.actors_at(time_s))])
         own = _own_car(ego, light)
@@ -45,6 +49,7 @@ class Street:
         return pictures
 
 
+@lru_cache(maxsize=128)  # most things stand still
 def actor_mesh(actor: Actor, light: Light) -> Mesh:
     """Return an actor where it stands, with its shadow."""
     moved = pose(actor.x_m, actor.y_m, 0.0, actor.heading_rad)
@@ -53,25 +58,25 @@ def actor_mesh(actor: Actor, light: Light) -> Mesh:
     match actor.kind:
         case "vehicle" | "static_vehicle":
             half_x, half_y, half_z = props.CAR_HALF
-            mesh, dark = props.car(actor.colour, bool(actor.state)), props.cast(half_x, half_y, 1.7 * half_z, sun)
+            mesh = props.car(actor.colour, bool(actor.state))
+            dark = shadow(rectangle(half_x, half_y), 1.7 * half_z, sun)
         case "walker":
-            mesh, dark = props.walker(actor.colour, (0.20, 0.23, 0.34), actor.phase_rad), props.cast(0.16, 0.24, 1.7, sun)
+            mesh = props.walker(actor.colour, (0.20, 0.23, 0.34), actor.phase_rad)
+            dark = shadow(rectangle(0.14, 0.22), 1.7, sun)
         case "traffic_light":
-            mesh, dark = props.traffic_light(actor.state), props.cast(0.12, 0.12, 5.0, sun)
+            mesh, dark = props.traffic_light(actor.state), shadow(circle(0.12, 8), 5.0, sun)
         case "speed_sign":
-            mesh, dark = props.speed_sign(), props.cast(0.05, 0.3, 2.4, sun)
+            mesh, dark = props.speed_sign(), shadow(rectangle(0.04, 0.2), 2.4, sun)
         case _:
-            mesh, dark = props.cone(), props.cast(0.2, 0.2, 0.6, sun)
+            mesh, dark = props.cone(), shadow(circle(0.2, 8), 0.6, sun)
     return merge([dark, mesh]).placed(moved)
 
 
 def scenery(road: Road, light: Light, seed: int) -> Mesh:
     """Return what never moves: houses on the left, trees on the right, lamps on the left pavement."""
     rng = np.random.default_rng([seed, 5])
-    meshes = [*_houses(road, rng), *_trees(road, light, rng)]
-    for along in np.arange(-42.0, 150.0, 24.0):
-        meshes.append(props.lamp_post().placed(_beside(road, along, -5.7)))
-    return merge(meshes)
+    lamps = [props.lamp_post().placed(_beside(road, along, -5.7)) for along in np.arange(-42.0, 150.0, 24.0)]
+    return merge([*_houses(road, rng), *_trees(road, light, rng), *lamps])
 
 
 def _houses(road: Road, rng: np.random.Generator) -> list[Mesh]:
@@ -82,7 +87,7 @@ def _houses(road: Road, rng: np.random.Generator) -> list[Mesh]:
         wall = _WALLS[rng.integers(len(_WALLS))]
         inside = road.turn < 0 and road.bend_start_m - 8 < along < road.bend_stop_m + 8
         if not inside:
-            mesh = props.house((half_x, half_y), height, wall, door_side=1)
+            mesh = props.house((half_x, half_y), height, wall, awning=_AWNINGS[rng.integers(len(_AWNINGS))])
             houses.append(mesh.placed(_beside(road, along, -7.6 - half_y)))
         along += 2 * half_x + rng.uniform(0.6, 3.0)
     return houses
@@ -98,7 +103,7 @@ def _trees(road: Road, light: Light, rng: np.random.Generator) -> list[Mesh]:
             height = rng.uniform(4.6, 7.2)
             mesh = props.tree(height, _LEAVES[rng.integers(len(_LEAVES))], place + int(across))
             moved = _beside(road, along + rng.uniform(-1.5, 1.5), across + rng.uniform(0, 0.8))
-            dark = props.cast(0.24 * height, 0.24 * height, 0.8 * height, light.towards_sun)
+            dark = shadow(circle(0.27 * height, 10), 0.8 * height, light.towards_sun)
             x, y = moved[:2, 3]
             trees += [dark.placed(pose(x, y)), mesh.placed(moved)]
     return trees

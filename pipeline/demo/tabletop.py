@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFilter
 from pipeline.demo import arm
 from pipeline.demo.arm import Pose, Task, shift, turn
 from pipeline.demo.scene import Camera, Colour, Light, Mesh, in_front, merge, outlines, paint
-from pipeline.demo.shapes import box, circle, one_part, prism
+from pipeline.demo.shapes import box, circle, dimmed, one_part, prism
 from pipeline.demo.texture import band, stack, stripes
 
 VIEWS = ("cam_high", "cam_left_wrist", "cam_right_wrist")
@@ -23,6 +23,7 @@ COLOURS: Mapping[str, Colour] = {
 }  # fmt: skip
 _SHELL, _ACCENT, _JOINT = (0.88, 0.88, 0.90), (0.98, 0.55, 0.12), (0.25, 0.27, 0.31)
 _TABLE_X_M, _TABLE_Y_M, _FLOOR_M = (-0.22, 0.62), (-0.46, 0.46), -0.75
+_WALL_COLOURS = np.array([[0.80, 0.86, 0.88], [0.90, 0.87, 0.80]], np.float32)
 _ROOM_M = np.array([[-1.6, 2.2], [-2.0, 2.0], [_FLOOR_M, 2.0]], np.float32)
 
 
@@ -57,9 +58,7 @@ class Table:
 
     task: Task
 
-    def paint(
-        self, view: str, state: Float[np.ndarray, "7"], block: Pose, size: tuple[int, int]
-    ) -> Image.Image:
+    def paint(self, view: str, state: Float[np.ndarray, "7"], block: Pose, size: tuple[int, int]) -> Image.Image:
         """Return one view of one step."""
         eye = camera(view, state, size)
         solids = merge([arm_mesh(state), *self._blocks(block)])
@@ -113,8 +112,7 @@ def _beam(length_m: float, half_x: float, half_y: float, colour: Colour) -> Mesh
 
 def _plate(colour: str, x: float, y: float) -> Mesh:
     rim = prism(circle(0.068, 20), 0.0, arm.PLATE_TOP_M, COLOURS[colour])
-    shade = tuple(0.82 * value for value in COLOURS[colour])
-    well = prism(circle(0.050, 20), arm.PLATE_TOP_M, arm.PLATE_TOP_M + 0.0004, shade)
+    well = prism(circle(0.050, 20), arm.PLATE_TOP_M, arm.PLATE_TOP_M + 0.0004, dimmed(COLOURS[colour], 0.82))
     plate = one_part(rim, well).placed(shift(x, y, 0))
     return replace(plate, grounds=np.ones(len(plate.parts), bool))
 
@@ -192,5 +190,5 @@ def _walls(position: np.ndarray, rays: np.ndarray) -> np.ndarray:
     bright = (0.80 + 0.12 * height) * np.where(height < 0.033, np.float32(0.72), np.float32(1))
     level = np.where(rays[:, 2] > 0, 0.93, 0.50 + 0.06 * ((np.floor(x / 0.4) + np.floor(y / 0.4)) % 2))
     horizontal, facing = (steps[2] <= nearest)[:, None], (steps[0] <= nearest)[:, None]
-    wall = np.where(facing, np.float32((0.80, 0.86, 0.88)), np.float32((0.90, 0.87, 0.80))) * bright[:, None]
+    wall = np.where(facing, _WALL_COLOURS[0], _WALL_COLOURS[1]) * bright[:, None]
     return np.where(horizontal, level[:, None], wall).astype(np.float32)

@@ -21,11 +21,17 @@ def stripes(value: np.ndarray, period_m: float, width_m: float, footprint: np.nd
 
 
 def stack(layers: Sequence[tuple[np.ndarray, Colour]], below: Colour) -> np.ndarray:
-    """Look down through layers of (coverage, colour), the topmost first; float32[row, column, 3]."""
-    left = np.ones_like(layers[0][0])
-    weights = []
-    for coverage, _ in layers:
-        weights.append(coverage * left)
-        left = left - weights[-1]
-    palette = np.array([colour for _, colour in layers] + [below], np.float32)
-    return np.stack([*weights, left], axis=-1).astype(np.float32) @ palette
+    """Look down through layers of (coverage, colour), the topmost first; float32[..., 3].
+
+    One plane a channel and no matrix product, whose rounding may depend on the number of threads.
+    """
+    left = np.ones_like(layers[0][0], np.float32)
+    planes = np.zeros((3, *left.shape), np.float32)
+    for coverage, colour in layers:
+        weight = (coverage * left).astype(np.float32, copy=False)
+        left -= weight
+        for plane, value in zip(planes, colour, strict=True):
+            plane += weight * np.float32(value)
+    for plane, value in zip(planes, below, strict=True):
+        plane += left * np.float32(value)
+    return np.moveaxis(planes, 0, -1)

@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.loaders.multiview import MultiViewDataset, MultiViewLoader, to_torch
+    from pipeline.loaders.mapstyle import MultiViewDataset, to_torch
+    from pipeline.loaders.multiview import MultiViewLoader
     from pipeline.loaders.preprocessor import MultiViewPreprocessor
     from pipeline.loaders.reader import DatasetReader
 
@@ -11,10 +12,10 @@ __all__ = ["DatasetReader", "MultiViewDataset", "MultiViewLoader", "MultiViewPre
 
 _HOMES = {
     "DatasetReader": "pipeline.loaders.reader",
-    "MultiViewDataset": "pipeline.loaders.multiview",
+    "MultiViewDataset": "pipeline.loaders.mapstyle",
     "MultiViewLoader": "pipeline.loaders.multiview",
     "MultiViewPreprocessor": "pipeline.loaders.preprocessor",
-    "to_torch": "pipeline.loaders.multiview",
+    "to_torch": "pipeline.loaders.mapstyle",
 }
 
 

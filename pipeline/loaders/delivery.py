@@ -1,5 +1,6 @@
 """From samples to a stream of batches: threads fill them ahead of the consumer, in an order that survives restarts."""
 
+import itertools
 import logging
 import weakref
 from collections import deque
@@ -23,7 +24,7 @@ ON_ERROR = ("raise", "skip")
 Batch = dict[str, Any]
 Arrays = Mapping[str, np.ndarray]
 
-_MIN_SLICE = 8
+_MIN_SLICE = 16
 """Samples a thread takes at a time at least: handing over costs about as much as reading one."""
 _log = logging.getLogger("headrace.loaders")
 
@@ -210,11 +211,10 @@ class BatchLoader:
                 position = ahead[-1].stop
             if not ahead:
                 return
-            stop = ahead[0].stop
-            batches: list[Batch | None] = [self._finish(ahead.popleft())]
+            stop, finished = ahead[0].stop, self._finish(ahead.popleft())
             self._position, self._is_placed = stop, False
-            if batches[0] is not None:
-                yield batches.pop()  # no name here holds the batch, or its buffer would stay in use after the consumer
+            while finished:
+                yield finished.pop()  # popped, since a name here would keep its memory from being reused
 
     def _begin(self, pool: ThreadPoolExecutor, position: int) -> _Work:
         samples, num_new = self.sampler.batch(self._epoch, position)
@@ -223,7 +223,7 @@ class BatchLoader:
         bounds = np.linspace(0, len(samples), num_parts + 1).astype(int).tolist()
         parts = [
             pool.submit(self._fill, samples[start:stop], {name: array[start:stop] for name, array in arrays.items()})
-            for start, stop in zip(bounds, bounds[1:], strict=False)
+            for start, stop in itertools.pairwise(bounds)
         ]
         return _Work(samples, num_new, self.sampler.stop(position), arrays, parts)
 
@@ -237,14 +237,16 @@ class BatchLoader:
                 raise
             for row in range(len(samples)):
                 try:
-                    self.samples.fill(samples[row : row + 1], {name: array[row : row + 1] for name, array in arrays.items()})
+                    self.samples.fill(
+                        samples[row : row + 1], {name: array[row : row + 1] for name, array in arrays.items()}
+                    )
                 except HeadraceError as error:
                     bad[row] = True
                     _log.warning("skipped a sample: %s", error)
         return bad
 
-    def _finish(self, work: _Work) -> Batch | None:
-        """Wait for a batch; None where this rank has no sample of it left."""
+    def _finish(self, work: _Work) -> list[Batch]:
+        """Wait for a batch; return it in a list, empty where this rank has no sample of it left."""
         bad = np.concatenate([part.result() for part in work.parts])
         samples, arrays, num_new = work.samples, work.arrays, work.num_new
         if bad.any():
@@ -252,8 +254,8 @@ class BatchLoader:
             samples, num_new = samples[~bad], num_new - int(bad[:num_new].sum())
             arrays = {name: array[~bad] for name, array in arrays.items()}
         if not len(samples):
-            return None
+            return []
         batch = self.samples.assemble(samples, arrays)
         if self.sampler.partition.tail == "pad":
             batch["is_repeat"] = np.arange(len(samples)) >= num_new
-        return batch
+        return [batch]

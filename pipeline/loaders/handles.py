@@ -73,7 +73,9 @@ class FileHandles:
         except FileNotFoundError:
             raise DatasetError("expected a shard file, found none; run `headrace verify`", file=path) from None
         except OSError as error:
-            raise DatasetError(f"expected a readable file, found {error.strerror}; check the disk", file=path) from error
+            raise DatasetError(
+                f"expected a readable file, found {error.strerror}; check the disk", file=path
+            ) from error
 
     def _close_surplus(self, limit: int | None = None) -> None:
         surplus = len(self._open) - (self._limit if limit is None else limit)

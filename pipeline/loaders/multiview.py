@@ -5,39 +5,61 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Float32, Int64
 
 from pipeline.loaders.buffers import Layout
 from pipeline.loaders.delivery import Arrays, Batch, BatchLoader
+from pipeline.loaders.frames import View, view_names
 from pipeline.loaders.reader import DatasetReader
 from pipeline.loaders.sampler import EpochSampler, FullShuffle, InOrder, rank_and_world_size
 from pipeline.store.atomic import xxh3_hex
 from schemas.errors import DatasetError, HeadraceError, UsageError
 from tasks.chunks import action_chunks, chunk_stops
+from tasks.normalize import normalize as scale
+from tasks.normalize import quantile, z_score
 from tasks.order import Partition
 
-FRAMES = "rgb_"
 NORMALIZE = ("", "zscore", "quantile")
 
-_PIECE_NBYTES = 1 << 19
-"""Frames that are converted after reading go through a piece of this size, which stays in the core's cache."""
 _log = logging.getLogger("headrace.loaders")
 
 
-class SampleOptions(TypedDict, total=False):
-    """What a sample is; see :class:`MultiViewSamples`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleOptions:
+    """What a sample is."""
 
-    horizon: int
-    action_dim: int
-    views: Sequence[str]
-    normalize: str
-    normalize_images: bool
-    physical: bool
-    default_prompt: str
-    check: str
+    horizon: int = 50
+    """Actions of a chunk: those of the step and of the steps that follow it; the last one of the episode is repeated
+    where there are no more, and before a step that is not valid."""
+    action_dim: int = 32
+    """Width to which state and actions are filled up with zeros; wider ones stay as they are."""
+    views: Sequence[str] = ()
+    """Views to serve, all by default: the dataset's arrays ``rgb_<view>``."""
+    normalize: str = ""
+    """``zscore`` or ``quantile`` applies the dataset's ``norm_stats`` to state and actions by openpi's formulas;
+    empty leaves them in their units."""
+    normalize_images: bool = False
+    """Hand out float32 in [-1, 1], as ``from_dict`` would make of uint8; else frames come as they are stored."""
+    physical: bool = False
+    """Hand out uint8 frames also where they are stored normalised."""
+    default_prompt: str = ""
+    """The instruction of steps that have none."""
+    check: str = "always"
+    """Which checksums to compute: see :class:`~pipeline.loaders.reader.DatasetReader`."""
+
+    def __post_init__(self) -> None:
+        if self.horizon < 1 or self.action_dim < 1:
+            raise UsageError(
+                f"expected a horizon and an action_dim of 1 or more, found {self.horizon} and {self.action_dim}; "
+                "correct the call"
+            )
+        if self.normalize not in NORMALIZE:
+            raise UsageError(f"expected normalize one of {NORMALIZE}, found {self.normalize!r}; correct the call")
+        if self.normalize_images and self.physical:
+            raise UsageError("expected normalize_images or physical, found both; leave one out")
 
 
 class MultiViewSamples:
@@ -47,24 +69,8 @@ class MultiViewSamples:
     ----------
     path
         Folder of the dataset.
-    horizon
-        Actions of a chunk: those of the step and of the steps that follow it; the last one of the episode is
-        repeated where there are no more, and before a step that is not valid.
-    action_dim
-        Width to which state and actions are filled up with zeros; wider ones stay as they are.
-    views
-        Views to serve, all by default: the dataset's arrays ``rgb_<view>``.
-    normalize
-        ``zscore`` or ``quantile`` applies the dataset's ``norm_stats`` to state and actions by openpi's formulas;
-        empty leaves them in their units.
-    normalize_images
-        Hand out float32 in [-1, 1], as ``from_dict`` would make of uint8; else frames come as they are stored.
-    physical
-        Hand out uint8 frames also where they are stored normalised.
-    default_prompt
-        The instruction of steps that have none.
-    check
-        Which checksums to compute: see :class:`~pipeline.loaders.reader.DatasetReader`.
+    options
+        What a sample is.
 
     Raises
     ------
@@ -72,46 +78,25 @@ class MultiViewSamples:
         Not a finished dataset, or not one that has state, actions, a view and a valid step.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        horizon: int = 50,
-        action_dim: int = 32,
-        views: Sequence[str] = (),
-        normalize: str = "",
-        normalize_images: bool = False,
-        physical: bool = False,
-        default_prompt: str = "",
-        check: str = "always",
-    ) -> None:
-        if horizon < 1 or action_dim < 1 or normalize not in NORMALIZE or (normalize_images and physical):
-            raise UsageError(
-                "expected a horizon and an action_dim of 1 or more, normalize one of '', 'zscore', 'quantile', and one of "
-                f"normalize_images and physical, found {horizon}, {action_dim}, {normalize!r}, {normalize_images} and "
-                f"{physical}; correct the call"
-            )
-        self.reader = DatasetReader(path, check=check)
-        self.horizon = horizon
-        self._views = [_View.of(self.reader, name, normalize_images, physical) for name in views or view_names(self.reader)]
-        self._state, self._actions = (_features(self.reader, name, normalize) for name in ("state", "actions"))
-        self._widths = [max(action_dim, rows.shape[1]) for rows in (self._state, self._actions)]
-        if max(self._widths) > action_dim:
-            _log.warning("state or actions are wider than action_dim %d and stay as they are: %s", action_dim, self._widths)
-        valid = self.reader.rows("valid")
-        self._stops = chunk_stops(self.reader.rows("episode_ends"), valid)
+    def __init__(self, path: str | Path, options: SampleOptions) -> None:
+        self.reader = DatasetReader(path, check=options.check)
+        self.horizon = options.horizon
+        convert = "symmetric" if options.normalize_images else "pixels" if options.physical else ""
+        self._views = [View.of(self.reader, name, convert=convert) for name in options.views or view_names(self.reader)]
+        self._state, self._actions = (_features(self.reader, name, options.normalize) for name in ("state", "actions"))
+        self._widths = [max(options.action_dim, rows.shape[1]) for rows in (self._state, self._actions)]
+        if max(self._widths) > options.action_dim:
+            message = "state or actions are wider than action_dim %d and stay as they are: %s"
+            _log.warning(message, options.action_dim, self._widths)
+        self._stops = chunk_stops(self.reader.rows("episode_ends"), self.reader.rows("valid"))
         self.anchors = find_anchors(self.reader)
-        self._task_index, self._prompts = _prompts(self.reader, default_prompt)
+        self.fingerprint = xxh3_hex(self.anchors.view(np.uint8).data)
+        self._task_index, self._prompts = _prompts(self.reader, options.default_prompt)
 
     @property
     def num(self) -> int:
         """Number of samples."""
         return len(self.anchors)
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of which steps are samples, in which order."""
-        return xxh3_hex(self.anchors.view(np.uint8))
 
     @property
     def layout(self) -> Layout:
@@ -187,7 +172,7 @@ class MultiViewLoader(BatchLoader):
     threads, prefetch, on_error
         See :class:`~pipeline.loaders.delivery.BatchLoader`.
     **options
-        What a sample is: see :class:`MultiViewSamples`.
+        Fields of :class:`SampleOptions`: what a sample is.
 
     Examples
     --------
@@ -197,7 +182,7 @@ class MultiViewLoader(BatchLoader):
     ...         train(Observation.from_dict(batch), batch["actions"])
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a keyword is an option, as in torch's DataLoader
         self,
         path: str | Path,
         batch_size: int,
@@ -210,10 +195,10 @@ class MultiViewLoader(BatchLoader):
         threads: int = 2,
         prefetch: int = 2,
         on_error: str = "raise",
-        **options: Unpack[SampleOptions],
+        **options: Any,
     ) -> None:
         rank, world_size = rank_and_world_size(rank, world_size)
-        samples = MultiViewSamples(path, **options)
+        samples = MultiViewSamples(path, SampleOptions(**options))
         partition = Partition(num=samples.num, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail)
         order = FullShuffle(samples.num, seed) if shuffle else InOrder(samples.num)
         super().__init__(samples, EpochSampler(order, partition), threads=threads, prefetch=prefetch, on_error=on_error)
@@ -223,81 +208,6 @@ class MultiViewLoader(BatchLoader):
     def __reduce__(self) -> tuple[Any, ...]:
         path, batch_size, order = self._recipe
         return _remake, (path, batch_size, {**order, **self._options}, self.state_dict())
-
-
-class MultiViewDataset:
-    """The same samples one by one, for those who keep their ``torch.utils.data.DataLoader``.
-
-    Map-style: torch needs no more than ``__len__`` and ``__getitem__``, and ``__getitems__`` reads a whole batch at
-    once. Forked and spawned workers open their own files. torch is imported by :meth:`collate` alone.
-
-    Parameters
-    ----------
-    path
-        Folder of a finished dataset.
-    **options
-        What a sample is: see :class:`MultiViewSamples`.
-
-    Examples
-    --------
-    >>> dataset = MultiViewDataset("out.zarr")                             # doctest: +SKIP
-    >>> loader = DataLoader(dataset, 32, shuffle=True, collate_fn=dataset.collate, num_workers=2)   # doctest: +SKIP
-    """
-
-    def __init__(self, path: str | Path, **options: Unpack[SampleOptions]) -> None:
-        self._path, self._options = path, options
-        self.samples = MultiViewSamples(path, **options)
-
-    def __len__(self) -> int:
-        return self.samples.num
-
-    def __getitem__(self, sample: int) -> dict[str, Any]:
-        return self.__getitems__([sample])[0]
-
-    def __getitems__(self, samples: Sequence[int]) -> "SampleList":
-        """Read several samples together: a sequence of samples whose ``batch`` is all of them, uncopied."""
-        wanted = np.asarray(samples, dtype=np.int64)
-        wanted = np.where(wanted < 0, wanted + len(self), wanted)
-        if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
-            raise IndexError(f"expected samples in [0, {len(self)}), found {list(samples)[:8]}")
-        arrays = {name: np.empty((len(wanted), *shape), dtype) for name, (shape, dtype) in self.samples.layout.items()}
-        self.samples.fill(wanted, arrays)
-        return SampleList(self.samples.assemble(wanted, arrays), len(wanted))
-
-    @staticmethod
-    def collate(samples: "SampleList") -> dict[str, Any]:
-        """Return the batch as torch tensors that share its memory; for ``collate_fn``."""
-        return to_torch(samples.batch)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _remake_dataset, (self._path, self._options, self.samples.fingerprint)
-
-
-class SampleList(Sequence[dict[str, Any]]):
-    """The samples of one batch, cut out of it when asked for."""
-
-    def __init__(self, batch: Batch, num: int) -> None:
-        self.batch = batch
-        self._num = num
-
-    def __len__(self) -> int:
-        return self._num
-
-    def __getitem__(self, row: Any) -> Any:
-        if isinstance(row, slice):
-            return [self[k] for k in range(*row.indices(self._num))]
-        if not -self._num <= row < self._num:
-            raise IndexError(row)
-        return _cut(self.batch, row)
-
-
-def view_names(reader: DatasetReader) -> list[str]:
-    """Return the views of a dataset: its arrays ``rgb_<view>`` without the prefix."""
-    arrays = reader.info.arrays.values()
-    names = sorted(spec.name.removeprefix(FRAMES) for spec in arrays if spec.name.startswith(FRAMES) and len(spec.dims) == 4)
-    if not names:
-        raise DatasetError("expected a dataset with frames, found no array rgb_<view>; see `headrace info`")
-    return names
 
 
 def find_anchors(reader: DatasetReader) -> Int64[np.ndarray, " sample"]:
@@ -313,92 +223,24 @@ def find_anchors(reader: DatasetReader) -> Int64[np.ndarray, " sample"]:
     return anchors
 
 
-def to_torch(batch: Any) -> Any:
-    """Return ``batch`` with its arrays as torch tensors over the same memory."""
-    import torch
-
-    if isinstance(batch, Mapping):
-        return {name: to_torch(value) for name, value in batch.items()}
-    return torch.from_numpy(batch) if isinstance(batch, np.ndarray) else batch
-
-
-@dataclass(frozen=True, slots=True)
-class _View:
-    """One view: where its frames are, and what becomes of them."""
-
-    name: str
-    mask: np.ndarray
-    shape: tuple[int, ...]
-    stored: str
-    """dtype on disk."""
-    dtype: str
-    """dtype handed out."""
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    @classmethod
-    def of(cls, reader: DatasetReader, name: str, normalize_images: bool, physical: bool) -> "_View":
-        known = view_names(reader)
-        if name not in known:
-            raise UsageError(f"expected views of {known}, found {name!r}; correct `views`")
-        spec = reader.spec(FRAMES + name)
-        normalization = dict(spec.attributes).get("normalization", {"mean": (), "std": ()})
-        if spec.dtype != "uint8" and (physical or normalize_images) and not normalization["mean"]:
-            raise DatasetError(
-                f"expected the attribute `normalization` of {spec.dtype} frames, found none; ask for them as they are stored",
-                array=spec.name,
-            )
-        mask = reader.rows(spec.valid_array) if spec.valid_array else np.ones(reader.num_steps, np.bool_)
-        dtype = "float32" if normalize_images else "uint8" if physical else spec.dtype
-        return cls(name, mask, spec.row_shape, spec.dtype, dtype, tuple(normalization["mean"]), tuple(normalization["std"]))
-
-    def fill(self, reader: DatasetReader, steps: Int64[np.ndarray, " batch"], out: np.ndarray) -> None:
-        """Fill ``out`` with the frames of ``steps``."""
-        if self.dtype == self.stored:
-            reader.gather(FRAMES + self.name, steps, out)
-            return
-        frame_nbytes = int(np.prod(self.shape)) * np.dtype(self.stored).itemsize
-        num = max(1, _PIECE_NBYTES // frame_nbytes)
-        piece = np.empty((min(num, len(steps)), *self.shape), self.stored)
-        for start in range(0, len(steps), num):
-            part = steps[start : start + num]
-            reader.gather(FRAMES + self.name, part, piece[: len(part)])
-            self._convert(piece[: len(part)], self.mask[part], out[start : start + len(part)])
-
-    def _convert(self, stored: np.ndarray, mask: Bool[np.ndarray, " piece"], out: np.ndarray) -> None:
-        frames = stored
-        if stored.dtype != np.uint8:
-            from tasks.normalize import denormalize_images
-
-            frames = denormalize_images(stored, np.array(self.mean), np.array(self.std))
-            frames[~mask] = 0  # zero means "no frame" in either form
-        if self.dtype == "uint8":
-            out[...] = frames
-            return
-        # openpi's words, `x.astype(float32) / 255 * 2 - 1`, to the bit; frames that are missing become -1 there too
-        np.divide(frames, np.float32(255), out=out, dtype=np.float32)
-        out *= np.float32(2)
-        out -= np.float32(1)
-
-
 def _features(reader: DatasetReader, name: str, normalize: str) -> Float32[np.ndarray, "step dim"]:
     """Return state or actions whole; normalised once here, not for every batch."""
     rows = reader.rows(name)
     if rows.ndim != 2 or rows.dtype != np.float32:
-        raise DatasetError(f"expected float32[step, dim], found {rows.dtype}{list(rows.shape)}; see `headrace info`", array=name)
+        raise DatasetError(
+            f"expected float32[step, dim], found {rows.dtype}{list(rows.shape)}; see `headrace info`", array=name
+        )
     if not normalize:
         return rows
+    make, keys = (z_score, ("mean", "std")) if normalize == "zscore" else (quantile, ("q01", "q99"))
     stats = _norm_stats(reader, name)
-    keys = ("mean", "std") if normalize == "zscore" else ("q01", "q99")
-    if any(stats.get(key) is None or len(stats[key]) < rows.shape[1] for key in keys):
+    constants = [stats.get(key) or () for key in keys]
+    if any(len(values) < rows.shape[1] for values in constants):
         raise DatasetError(
             f"expected {' and '.join(keys)} of {rows.shape[1]} dimensions in norm_stats, found others; run `headrace stats`",
             array=name,
         )
-    first, second = (np.asarray(stats[key], np.float64)[: rows.shape[1]] for key in keys)
-    # openpi's Normalize, in its order of operations and in float64 as there
-    values = (rows - first) / (second + 1e-6) if normalize == "zscore" else (rows - first) / (second - first + 1e-6) * 2 - 1
-    return values.astype(np.float32)
+    return scale(rows, make(*constants))
 
 
 def _norm_stats(reader: DatasetReader, name: str) -> Mapping[str, Any]:
@@ -431,20 +273,7 @@ def _prompts(reader: DatasetReader, default: str) -> tuple[np.ndarray, list[str]
     return index, [*prompts, default]
 
 
-def _cut(value: Any, row: int) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _cut(part, row) for name, part in value.items()}
-    return value[row]
-
-
 def _remake(path: Any, batch_size: int, options: Any, state: Mapping[str, Any]) -> MultiViewLoader:
     loader = MultiViewLoader(path, batch_size, **options)
     loader.load_state_dict(state)
     return loader
-
-
-def _remake_dataset(path: Any, options: Any, fingerprint: str) -> MultiViewDataset:
-    dataset = MultiViewDataset(path, **options)
-    if dataset.samples.fingerprint != fingerprint:
-        raise DatasetError("expected the samples that were pickled, found others; open the dataset again")
-    return dataset

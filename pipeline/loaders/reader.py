@@ -67,7 +67,9 @@ class DatasetReader:
         """Return the specification of an array; DatasetError names those there are."""
         spec = self.info.arrays.get(name)
         if spec is None:
-            raise DatasetError(f"expected one of the arrays {sorted(self.info.arrays)}, found {name!r}; see `headrace info`")
+            raise DatasetError(
+                f"expected one of the arrays {sorted(self.info.arrays)}, found {name!r}; see `headrace info`"
+            )
         return spec
 
     def rows(self, name: str) -> np.ndarray:
@@ -100,14 +102,23 @@ class DatasetReader:
             raise SchemaError(f"expected {len(steps)} contiguous rows, found {list(out.shape)}; correct the call")
         wanted = steps.tolist()
         if wanted and not (min(wanted) >= 0 and max(wanted) < self.num_steps):
-            raise UsageError(f"expected steps in [0, {self.num_steps}), found {min(wanted)} to {max(wanted)}; correct the call")
+            raise UsageError(
+                f"expected steps in [0, {self.num_steps}), found {min(wanted)} to {max(wanted)}; correct the call"
+            )
         shards = list({step // spec.shard_steps for step in wanted})
         for shard in shards:
             if not chunks.indexed[shard]:
                 chunks.index(self.info, shard)
-        with self._handles.lease([shard_path(spec, shard) for shard in shards]) as descriptors:
-            files = dict(zip(shards, descriptors, strict=True))
-            (self._gather_raw if spec.codec == "raw" else self._gather_encoded)(chunks, steps, files, out)
+        paths = [shard_path(spec, shard) for shard in shards]
+        read = self._gather_raw if spec.codec == "raw" else self._gather_encoded
+        try:
+            with self._handles.lease(paths) as descriptors:
+                read(chunks, steps, dict(zip(shards, descriptors, strict=True)), out)
+        except DatasetError as error:
+            if "steps" not in error.where:  # a file that could not be opened: name the first step that lies in it
+                shard = shards[paths.index(str(error.where["file"]))]
+                error.where = _where(spec, next(step for step in wanted if step // spec.shard_steps == shard))
+            raise
 
     def episode_of(self, step: int) -> str:
         """Return the key of the episode that a step belongs to."""
@@ -135,7 +146,8 @@ class DatasetReader:
         gone = chunks.absent & self.rows(spec.valid_array) if spec.valid_array else chunks.absent
         if gone.any():
             raise DatasetError(
-                f"expected a chunk of every step that is valid, found none of step {int(gone.argmax())}; {_VERIFY}", array=name
+                f"expected a chunk of every step that is valid, found none of step {int(gone.argmax())}; {_VERIFY}",
+                array=name,
             )
         return self._chunks.setdefault(name, chunks)  # another thread may have been faster: all must share one
 
@@ -152,13 +164,17 @@ class DatasetReader:
 
     def _gather_raw(self, chunks: ChunkTable, steps: np.ndarray, files: Mapping[int, int], out: np.ndarray) -> None:
         spec = chunks.spec
-        nbytes = spec.row_nbytes
-        target = memoryview(out.reshape(-1).view(np.uint8))
+        nbytes = chunks.row_nbytes
+        target = out.reshape(-1).view(np.uint8).data
         trailers = bytearray(CRC_NBYTES * len(steps))
         ends = memoryview(trailers)
-        offsets, computed, unchecked = chunks.offsets[steps].tolist(), chunks.crcs[steps], self._unchecked(chunks, steps)
+        offsets, computed, unchecked = (
+            chunks.offsets[steps].tolist(),
+            chunks.crcs[steps],
+            self._unchecked(chunks, steps),
+        )
         wanted = steps.tolist()
-        for first, last in _runs(wanted, offsets, spec):
+        for first, last in _runs(wanted, offsets, (nbytes + CRC_NBYTES, spec.shard_steps)):
             if offsets[first] < 0:
                 out[first:last] = 0
                 continue
@@ -174,7 +190,11 @@ class DatasetReader:
 
     def _gather_encoded(self, chunks: ChunkTable, steps: np.ndarray, files: Mapping[int, int], out: np.ndarray) -> None:
         spec = chunks.spec
-        sizes, offsets, unchecked = chunks.sizes[steps].tolist(), chunks.offsets[steps].tolist(), self._unchecked(chunks, steps)
+        sizes, offsets, unchecked = (
+            chunks.sizes[steps].tolist(),
+            chunks.offsets[steps].tolist(),
+            self._unchecked(chunks, steps),
+        )
         buffer = memoryview(bytearray(max(sizes, default=0) + CRC_NBYTES))
         for row, step in enumerate(steps.tolist()):
             if offsets[row] < 0:
@@ -222,14 +242,20 @@ def _reopen(root: Path, check: str, metadata_xxh3: str) -> DatasetReader:
     return reader
 
 
-def _runs(steps: list[int], offsets: list[int], spec: ArraySpec) -> Iterator[tuple[int, int]]:
-    """Yield ``[first, last)`` of rows that lie one after the other in one file, or of one absent row."""
-    stride = spec.row_nbytes + CRC_NBYTES
+def _runs(steps: list[int], offsets: list[int], strides: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """Yield ``[first, last)`` of rows that lie one after the other in one file, or of one absent row.
+
+    ``strides`` are the stored bytes of a row and the steps of a file.
+    """
+    stride, shard_steps = strides
     longest = max(1, _RUN_NBYTES // stride)
     first = 0
     for row in range(1, len(steps)):
-        follows = steps[row] == steps[row - 1] + 1 and steps[row] % spec.shard_steps
-        if not (follows and offsets[row] == offsets[row - 1] + stride and offsets[first] >= 0) or row - first == longest:
+        follows = steps[row] == steps[row - 1] + 1 and steps[row] % shard_steps
+        if (
+            not (follows and offsets[row] == offsets[row - 1] + stride and offsets[first] >= 0)
+            or row - first == longest
+        ):
             yield first, row
             first = row
     if steps:
@@ -248,7 +274,9 @@ def _read(spec: ArraySpec, step: int, descriptor: int, offset: int, parts: list[
             f"expected {expected} bytes, found the error {error.strerror!r}; check the disk", **_where(spec, step)
         ) from error
     if found != expected:
-        raise ChecksumError(f"expected {expected} bytes, found {found}, a file cut short; {_VERIFY}", **_where(spec, step))
+        raise ChecksumError(
+            f"expected {expected} bytes, found {found}, a file cut short; {_VERIFY}", **_where(spec, step)
+        )
 
 
 def _read_rest(descriptor: int, offset: int, parts: list[memoryview], found: int) -> int:

@@ -80,6 +80,8 @@ def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, 
     """Fill what is None in from ``RANK`` and ``WORLD_SIZE``, as torchrun and others set them, else one rank alone."""
     found = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")}
     if any(found.values()) and not all(value.isdigit() for value in found.values()) and None in (rank, world_size):
-        raise UsageError(f"expected numbers in both RANK and WORLD_SIZE, found {found}; set both or pass rank and world_size")
+        raise UsageError(
+            f"expected numbers in both RANK and WORLD_SIZE, found {found}; set both or pass rank and world_size"
+        )
     rank = int(found["RANK"] or 0) if rank is None else rank
     return rank, int(found["WORLD_SIZE"] or 1) if world_size is None else world_size

@@ -146,6 +146,8 @@ class Folder:
     """Names of folders in it, links to folders of the same source included."""
     files: frozenset[str]
     """Names of everything else."""
+    links: frozenset[str] = frozenset()
+    """Those of ``folders`` that are links."""
     refused: tuple[Fault, ...] = ()
     """Entries that were not followed."""
 
@@ -158,6 +160,7 @@ def list_folder(root: Path, path: str) -> Folder:
     """List one folder by a single ``scandir``, without a ``stat`` per file; SourceError where it cannot be listed."""
     folders: set[str] = set()
     files: set[str] = set()
+    links: set[str] = set()
     refused: list[Fault] = []
     try:
         with os.scandir(os.path.join(root, path)) as entries:
@@ -168,12 +171,22 @@ def list_folder(root: Path, path: str) -> Folder:
                     refused.append(Fault(reason=Reason.UNSUPPORTED, message=message, path=ascii(relative)))
                 elif entry.is_symlink() and (fault := _leaves(root, relative)):
                     refused.append(fault)
+                elif _is_folder(entry):
+                    folders.add(entry.name)
+                    links.update([entry.name] if entry.is_symlink() else [])
                 else:
-                    (folders if entry.is_dir() else files).add(entry.name)
+                    files.add(entry.name)
     except OSError as error:
         message = f"expected a folder that can be listed, found: {error.strerror}; check it"
         raise SourceError(message, Reason.IO, file=path) from error
-    return Folder(path, frozenset(folders), frozenset(files), tuple(refused))
+    return Folder(path, frozenset(folders), frozenset(files), frozenset(links), tuple(refused))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def _is_text(name: str) -> bool:
@@ -195,7 +208,7 @@ def _leaves(root: Path, relative: str) -> Fault | None:
 def walk_folders(root: Path, descend: Callable[[Folder], bool]) -> Iterator[Folder | Fault]:
     """Yield the source's folders in natural order, the outer one first, and what could not be listed or followed.
 
-    Folders for which ``descend`` is False are not looked into. A link that leads to a folder above itself is not followed.
+    Folders for which ``descend`` is False are not looked into, nor are links: what they lead to is found where it lies, once.
     """
     pending: list[tuple[str, int]] = [("", 0)]
     while pending:
@@ -208,15 +221,8 @@ def walk_folders(root: Path, descend: Callable[[Folder], bool]) -> Iterator[Fold
         yield folder
         yield from folder.refused
         if depth < MAX_DEPTH and descend(folder):
-            below = [name for name in folder.folders if not _loops(root, folder.join(name))]
-            pending += [(folder.join(name), depth + 1) for name in sorted(below, key=natural_key, reverse=True)]
-
-
-def _loops(root: Path, relative: str) -> bool:
-    path = os.path.join(root, relative)
-    if not os.path.islink(path):
-        return False
-    return os.path.realpath(os.path.dirname(path)).startswith(os.path.realpath(path))
+            below = sorted(folder.folders - folder.links, key=natural_key, reverse=True)
+            pending += [(folder.join(name), depth + 1) for name in below]
 
 
 @dataclass(frozen=True, slots=True)

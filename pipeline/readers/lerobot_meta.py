@@ -1,23 +1,20 @@
 """What the ``meta/`` folder of a LeRobot v2 dataset says, read with the tolerance that foreign writers need."""
 
-import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from pipeline.readers.folders import open_inside, read_inside
+from pipeline.readers.metadata import as_rate, as_text, line_fault, read_json, read_lines
 from schemas.errors import Reason, SourceError
 from schemas.source import Fault, SignalInfo, ViewInfo
 
 INFO = "meta/info.json"
-MAX_INFO_NBYTES = 64 * 2**20
-MAX_LINE_NBYTES = 16 * 2**20
-MAX_ROW_SIZE = 2**20
+MAX_ROW_SIZE = 2**16
 """Greatest number of elements of one row of a signal."""
 MAX_STEPS = 2**31
 DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
@@ -83,20 +80,6 @@ def refuse_foreign_version(version: str) -> None:
         )
 
 
-def read_json(root: Path, path: str) -> dict[str, Any]:
-    """Read a JSON object of the source; SourceError where it is none."""
-    data = read_inside(root, path, MAX_INFO_NBYTES)
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise SourceError(
-            f"expected JSON, found: {str(error)[:120]}; restore the file", Reason.BAD_METADATA, file=path
-        ) from error
-    if not isinstance(value, dict):
-        raise SourceError(f"expected a JSON object, found a {type(value).__name__}; restore the file", file=path)
-    return value
-
-
 def read_info(root: Path) -> Info:
     """Read and check ``meta/info.json``; SourceError only where nothing can be read without it."""
     data = read_json(root, INFO)
@@ -160,13 +143,13 @@ def _template(value: Any, default: str, key: str, notes: list[str]) -> str:
 def _features(features: Mapping[str, Any]) -> tuple[tuple[ViewInfo, ...], tuple[SignalInfo, ...], list[str]]:
     views, signals, others = [], [], []
     for key, feature in features.items():
-        dtype = feature.get("dtype") if isinstance(feature, dict) else None
+        dtype = str(feature.get("dtype")) if isinstance(feature, dict) else ""
         shape = _shape(feature) if isinstance(feature, dict) else None
         if as_text(key) != key:
             others.append(as_text(key))
         elif dtype in ("video", "image"):
             views.append(_view(key, feature, shape or ()))
-        elif dtype in _DTYPES and shape is not None:
+        elif dtype in _DTYPES and shape is not None and math.prod(shape) <= MAX_ROW_SIZE:
             if key not in OWN_COLUMNS:
                 signals.append(_signal(key, feature, shape))
         else:
@@ -179,7 +162,7 @@ def _shape(feature: Mapping[str, Any]) -> tuple[int, ...] | None:
     shape = [shape] if type(shape) is int else shape
     if not isinstance(shape, list) or any(type(side) is not int or side < 0 for side in shape):
         return None
-    return tuple(shape) if math.prod(shape) <= MAX_ROW_SIZE or len(shape) == 3 else None
+    return tuple(shape)
 
 
 def _view(key: str, feature: Mapping[str, Any], shape: tuple[int, ...]) -> ViewInfo:
@@ -229,35 +212,6 @@ def flat_names(names: Any) -> tuple[str, ...]:
         elif isinstance(value, list):
             pending = [*value, *pending]
     return tuple(found)
-
-
-def read_lines(root: Path, path: str, faults: list[Fault]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield ``(line number, object)`` of a JSON Lines file; a broken line is a fault and costs no other line."""
-    with os.fdopen(open_inside(root, path), "rb") as file:
-        number = 0
-        try:
-            while line := file.readline(MAX_LINE_NBYTES):
-                number += 1
-                if not line.strip():
-                    continue
-                try:
-                    value = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    faults.append(line_fault(path, number, f"expected a JSON object, found: {str(error)[:80]}"))
-                    continue
-                if isinstance(value, dict):
-                    yield number, value
-                else:
-                    faults.append(line_fault(path, number, f"expected a JSON object, found a {type(value).__name__}"))
-        except OSError as error:
-            raise SourceError(
-                f"expected a readable file, found: {error.strerror}; check the disk", Reason.IO, file=path
-            ) from error
-
-
-def line_fault(path: str, number: int, message: str, reason: Reason = Reason.BAD_METADATA) -> Fault:
-    """Return the fault of one line."""
-    return Fault(reason=reason, message=f"line {number}: {message}; restore the file", path=path)
 
 
 def read_tasks(root: Path, faults: list[Fault]) -> dict[int, str]:
@@ -334,14 +288,3 @@ def default_columns(root: Path, signals: Sequence[SignalInfo], notes: list[str])
 def _original(value: Any, default: str) -> str:
     name = value.get("original_key") if isinstance(value, dict) else None
     return name if isinstance(name, str) else default
-
-
-def as_rate(value: Any) -> float:
-    """Return a rate in Hz that metadata gives, or 0 where it gives none that can be."""
-    is_rate = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1e6
-    return float(value) if is_rate else 0.0
-
-
-def as_text(value: Any) -> str:
-    """Return text that can be written as UTF-8: a lone surrogate, which JSON can spell, becomes ``?``."""
-    return str(value).encode("utf-8", "replace").decode()

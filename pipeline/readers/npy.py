@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pipeline.readers.folders import SNIFF_FOLDERS, Folder, natural_key, source_root, walk_folders
-from pipeline.readers.lerobot_meta import as_rate, as_text, read_json
+from pipeline.readers.metadata import as_rate, as_text, read_json
 from pipeline.readers.npy_files import NpyHeader, mapped, read_header
 from schemas.errors import Reason, SourceError
 from schemas.source import EpisodeRef, Fault, Frame, SignalBlock, SignalInfo, SourceIndex, ViewInfo

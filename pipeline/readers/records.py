@@ -127,9 +127,10 @@ def read_records(
     """Read one record for each distinct step and take ``fields`` of it; what fails is NaN and a fault."""
     values = {field.name: np.full((len(steps), *field.shape), np.nan) for field in fields}
     faults: list[Fault] = []
-    wanted, first = np.unique(steps, return_index=True)
-    stops = np.append(first[1:], len(steps))
-    for step, start, stop in zip(wanted.tolist(), first.tolist(), stops.tolist(), strict=True):
+    if not fields:
+        return SignalBlock(values={})  # time alone is asked for, and no record says it
+    wanted, first, repeats = np.unique(steps, return_index=True, return_counts=True)
+    for step, start, stop in zip(wanted.tolist(), first.tolist(), (first + repeats).tolist(), strict=True):
         try:
             record = load(step)
         except SourceError as error:

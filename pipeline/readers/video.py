@@ -7,11 +7,11 @@ from functools import lru_cache
 from pathlib import Path
 
 import av
+import numpy as np
 from av.container import InputContainer
 from av.video.frame import VideoFrame
 from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
-import numpy as np
 
 from schemas.errors import Reason, SchemaError, SourceError
 from schemas.source import Fault
@@ -45,7 +45,11 @@ def probe_video(path: Path) -> VideoInfo:
         context = stream.codec_context
         rate_hz = float(stream.average_rate or 0)
         return VideoInfo(
-            num_frames=stream.frames, height_px=context.height, width_px=context.width, rate_hz=rate_hz, codec=context.name
+            num_frames=stream.frames,
+            height_px=context.height,
+            width_px=context.width,
+            rate_hz=rate_hz,
+            codec=context.name,
         )
 
 
@@ -62,7 +66,7 @@ def read_video_frames(path: Path, steps: np.ndarray) -> Iterator[np.ndarray | Fa
     range, as PyAV and so LeRobot show it; a step asked for again yields the same array again.
     """
     wanted = [int(step) for step in steps]
-    if any(later < earlier for earlier, later in zip(wanted, wanted[1:], strict=False)) or (wanted and wanted[0] < 0):
+    if wanted != sorted(wanted) or (wanted and wanted[0] < 0):
         raise SchemaError("expected sorted steps of 0 or more, found others; report this as a bug of the reader")
     if not wanted:
         return
@@ -90,14 +94,23 @@ class _Index:
     def missing(self, step: int) -> tuple[Reason, str]:
         """Say why there is no frame ``step``."""
         if self.short:
-            return Reason.TRUNCATED, f"expected frame {step}, found {self.num_frames} frames: {self.short}; record it again"
+            return (
+                Reason.TRUNCATED,
+                f"expected frame {step}, found {self.num_frames} frames: {self.short}; record it again",
+            )
         message = f"expected frame {step}, found a whole video of {self.num_frames} frames; check the episode's length"
         return Reason.COUNT_MISMATCH, message
 
-    def step(self, frame: VideoFrame) -> int:
-        """Return the index of a decoded frame; -1 where its packet is unknown or its index uncertain."""
-        step = bisect.bisect_left(self.pts, frame.pts) if frame.pts in self.numbers else len(self.pts)
-        return step if step < len(self.pts) else -1
+    def step(self, pts: int | None) -> int:
+        """Return the index of the frame shown at ``pts``; -1 where its packet is unknown or its index uncertain."""
+        if pts is None or pts not in self.numbers or pts > self.pts[-1]:
+            return -1
+        return bisect.bisect_left(self.pts, pts)
+
+    def is_suspect(self, step: int, windows: list[tuple[int, int]]) -> bool:
+        """Say whether frame ``step`` lies in one of the ``windows``."""
+        pts = self.pts[step]
+        return any(self.numbers[pts] >= bad and pts < until for bad, until in windows)
 
     def window(self, bad: int) -> tuple[int, int]:
         """Return the number from which, and the timestamp before which, frames may depend on packet ``bad``.
@@ -195,12 +208,13 @@ def _decode(path: Path, index: _Index, start: int, stop: int) -> Iterator[_Decod
         for number, frames, failed in _packets(container, stream, first):
             windows += [index.window(number)] * failed
             for frame in frames:
-                step = index.step(frame)
+                step = index.step(frame.pts)
                 if step > stop:
                     return
                 if step > last:
                     last = step
-                    yield step, _suspect(frame, index, windows) or frame
+                    damaged = frame.is_corrupt or index.is_suspect(step, windows)
+                    yield step, "it depends on a damaged packet" if damaged else frame
 
 
 def _decode_counting(container: InputContainer, stream: VideoStream, stop: int) -> Iterator[_Decoded]:
@@ -214,13 +228,9 @@ def _decode_counting(container: InputContainer, stream: VideoStream, stop: int) 
             return
 
 
-def _suspect(frame: VideoFrame, index: _Index, windows: list[tuple[int, int]]) -> str:
-    number = index.numbers[frame.pts]
-    damaged = frame.is_corrupt or any(number >= bad and frame.pts < until for bad, until in windows)
-    return "it depends on a damaged packet" if damaged else ""
-
-
-def _packets(container: InputContainer, stream: VideoStream, first: int) -> Iterator[tuple[int, list[VideoFrame], bool]]:
+def _packets(
+    container: InputContainer, stream: VideoStream, first: int
+) -> Iterator[tuple[int, list[VideoFrame], bool]]:
     """Decode packet after packet: its number, the frames that came out, and whether it is damaged."""
     number = first
     try:
@@ -239,17 +249,18 @@ def _packets(container: InputContainer, stream: VideoStream, first: int) -> Iter
 def _seek(container: InputContainer, stream: VideoStream, index: _Index, start: int) -> int:
     """Go to the last keyframe shown at or before frame ``start``; return its number in order of storage.
 
-    Demuxers seek by decoding timestamps and not all exactly, so the packet that comes is checked on a second handle's pass.
+    Demuxers seek by decoding timestamps, and not all exactly: where they land is looked at, and the whole way taken if it is no use.
     """
     usable = [key for key in index.keyframes if key[1] <= index.pts[start]]
     if len(usable) < 2:
         return 0
-    number, pts, dts = usable[-1]
+    number, _, dts = usable[-1]
     container.seek(dts, stream=stream)
     landed = next(iter(container.demux(stream)), None)
-    if landed is not None and landed.pts in index.numbers and index.numbers[landed.pts] <= number and landed.is_keyframe:
+    found = -1 if landed is None or landed.pts is None or not landed.is_keyframe else index.numbers.get(landed.pts, -1)
+    if 0 <= found <= number:
         container.seek(dts, stream=stream)
-        return index.numbers[landed.pts]
+        return found
     container.seek(index.keyframes[0][2], stream=stream)
     return 0
 
@@ -281,7 +292,9 @@ def _unreadable(path: Path, error: Exception) -> SourceError:
         return SourceError(f"expected to read {path.name}, found: {error}; check the disk and permissions", Reason.IO)
     nbytes = path.stat().st_size
     reason = Reason.TRUNCATED if nbytes == 0 or _lacks_index(path) else Reason.DECODE
-    return SourceError(f"expected a video, found {nbytes} bytes that cannot be opened ({error.strerror}); record it again", reason)
+    return SourceError(
+        f"expected a video, found {nbytes} bytes that cannot be opened ({error.strerror}); record it again", reason
+    )
 
 
 def _lacks_index(path: Path) -> bool:

@@ -7,11 +7,10 @@ from types import TracebackType
 from typing import Self
 
 import crc32c as crc32c_package
-import numpy as np
 import xxhash
 
-Bytes = bytes | bytearray | memoryview | np.ndarray
-"""Contiguous bytes, borrowed and not copied; an array is ``uint8[n]``."""
+Bytes = bytes | bytearray | memoryview
+"""Contiguous bytes, borrowed and not copied."""
 
 
 def crc32c(data: Bytes) -> int:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +108,12 @@ def root_document(specs_and_lengths: Mapping[str, tuple[ArraySpec, int]], attrib
     lengths = {"step": attributes["num_steps"], "episode": attributes["num_episodes"]}
     for name, (spec, length) in specs_and_lengths.items():
         if spec.name != name or length != lengths[spec.dims[0]]:
-            raise SchemaError(f"expected {spec.name} of {lengths[spec.dims[0]]} {spec.dims[0]}s, found {name} of {length}")
-    tables = {name: asdict(ref) if is_dataclass(ref) else dict(ref) for name, ref in attributes["tables"].items()}
+            raise SchemaError(
+                f"expected {spec.name} of {lengths[spec.dims[0]]} {spec.dims[0]}s, found {name} of {length}"
+            )
+    tables = {
+        name: asdict(ref) if isinstance(ref, TableRef) else dict(ref) for name, ref in attributes["tables"].items()
+    }
     headrace = {**attributes, "format_version": FORMAT_VERSION, "metadata_xxh3": _ZERO_DIGEST, "tables": tables}
     root_attributes: dict[str, Any] = {"headrace": headrace}
     coordinates = [name for name in COORDINATES if name in specs_and_lengths]
@@ -204,17 +208,21 @@ def _parse(root: Path, raw: bytes) -> dict[str, Any]:
     try:
         document = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise DatasetError(f"expected JSON, found {len(raw)} bytes that are not ({error}); {damaged}", file=file) from error
+        raise DatasetError(
+            f"expected JSON, found {len(raw)} bytes that are not ({error}); {damaged}", file=file
+        ) from error
     attributes = document.get("attributes") if isinstance(document, dict) else None
     headrace = attributes.get("headrace") if isinstance(attributes, dict) else None
     if not isinstance(document, dict) or not isinstance(headrace, dict):
         raise DatasetError(
-            "expected a Headrace dataset, found other Zarr metadata; open it with zarr.open or xarray.open_zarr", file=file
+            "expected a Headrace dataset, found other Zarr metadata; open it with zarr.open or xarray.open_zarr",
+            file=file,
         )
     version = headrace.get("format_version")
     if version != FORMAT_VERSION:
         raise DatasetError(
-            f"expected format_version {FORMAT_VERSION}, found {version!r}; use the version of Headrace that wrote it", file=file
+            f"expected format_version {FORMAT_VERSION}, found {version!r}; use the version of Headrace that wrote it",
+            file=file,
         )
     expected = headrace.get("metadata_xxh3")
     found = xxh3_hex(_with_zero_digest(document)) if _is_canonical(document, raw) else "other bytes than were written"

@@ -5,6 +5,8 @@ from collections import OrderedDict
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute
 from jaxtyping import Int64
 
 from pipeline.store.metadata import DatasetInfo
@@ -29,7 +31,7 @@ class RowReader:
     def __init__(self, info: DatasetInfo) -> None:
         self.info = info
         self._lock = threading.Lock()
-        self._manifest: dict[tuple[str, int], ShardRow] | None = None
+        self._manifest: pa.Table | None = None
         self._open: OrderedDict[tuple[str, int], ShardReader] = OrderedDict()
 
     def read(self, name: str, start: int, stop: int) -> np.ndarray:
@@ -66,19 +68,23 @@ class RowReader:
     def _shard(self, spec: ArraySpec, shard: int) -> ShardReader:
         key = (spec.name, shard)
         with self._lock:
-            if self._manifest is None:
-                self._manifest = manifest_rows(read_table(self.info, "manifest"))
             reader = self._open.pop(key, None)
             if reader is None:
                 path = shard_path(spec, shard)
-                row = self._manifest.get(key)
-                if row is None:
-                    raise DatasetError(f"expected a row of the manifest for {path}, found none; run `headrace verify`")
-                reader = ShardReader(self.info.root / path, spec, row)
+                reader = ShardReader(self.info.root / path, spec, self._committed(path))
             self._open[key] = reader
             if len(self._open) > OPEN_SHARDS:
                 self._open.popitem(last=False)
         return reader
+
+    def _committed(self, path: str) -> ShardRow:
+        """Return one row of the manifest; all of them would be three million numbers for a million steps."""
+        if self._manifest is None:
+            self._manifest = read_table(self.info, "manifest")
+        rows = manifest_rows(self._manifest.filter(pa.compute.equal(self._manifest["path"], path)))
+        if len(rows) != 1:
+            raise DatasetError(f"expected one row of the manifest for {path}, found {len(rows)}; run `headrace verify`")
+        return next(iter(rows.values()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RowReader, (self.info,)

@@ -164,7 +164,9 @@ def _is_misplaced(shard: Shard, chunk: int, is_present: bool, valid: np.ndarray 
 
 def _absence(shard: Shard, chunk: int, is_present: bool, authority: str) -> Problem:
     start = shard.start + chunk * shard.spec.chunk_steps
-    message = f"expected no chunk by {authority}, found one" if is_present else f"expected a chunk by {authority}, found none"
+    message = (
+        f"expected no chunk by {authority}, found one" if is_present else f"expected a chunk by {authority}, found none"
+    )
     return shard.problem(f"{message}; {REPAIR}", start, start + shard.spec.chunk_steps)
 
 
@@ -176,7 +178,7 @@ def _check_size(shard: Shard, reader: ShardReader) -> list[Problem]:
 
 def _message(error: DatasetError | OSError) -> str:
     if isinstance(error, DatasetError):
-        return error.message
+        return f"{error.message.partition('; run ')[0]}; {REPAIR}"  # who reads this has run verify
     return f"expected a readable file, found {error.strerror}; check the disk and the permissions"
 
 

@@ -49,12 +49,12 @@ def encode_chunk(spec: ArraySpec, rows: np.ndarray) -> Bytes:
         ``dtype[chunk_steps, *row_shape]``.
     """
     spec.check(rows)
-    plain = np.ascontiguousarray(rows, dtype=np.dtype(spec.dtype).newbyteorder("<")).reshape(-1).view(np.uint8)
+    plain = np.ascontiguousarray(rows, dtype=np.dtype(spec.dtype).newbyteorder("<")).reshape(-1).view(np.uint8).data
     kind, _, quality = spec.codec.partition(":")
     if kind == "raw":
         return plain
     if kind == "zstd":
-        from numcodecs.zstd import Zstd
+        from numcodecs.zstd import Zstd  # type: ignore[import-untyped]
 
         return bytes(Zstd(level=ZSTD_LEVEL, checksum=True).encode(plain))
     if kind == "jpeg":
@@ -360,7 +360,11 @@ class ShardReader:
         else:
             start = self._first_step
             stop = self.committed.stop if self.committed else start + self.spec.shard_steps
-        return {"array": self.spec.name, "steps": f"{start}:{stop}", "file": f"{self.path.parent.name}/{self.path.name}"}
+        return {
+            "array": self.spec.name,
+            "steps": f"{start}:{stop}",
+            "file": f"{self.path.parent.name}/{self.path.name}",
+        }
 
     def __enter__(self) -> Self:
         return self
@@ -389,5 +393,7 @@ def _decode_jpeg(spec: ArraySpec, payload: Bytes, out: np.ndarray) -> None:
     except SourceError as error:
         raise DatasetError(f"expected a JPEG, found {error.message}; {_REPAIR}", array=spec.name) from error
     if frame.shape != spec.row_shape:
-        raise DatasetError(f"expected a JPEG of shape {spec.row_shape}, found {frame.shape}; {_REPAIR}", array=spec.name)
+        raise DatasetError(
+            f"expected a JPEG of shape {spec.row_shape}, found {frame.shape}; {_REPAIR}", array=spec.name
+        )
     out[0] = frame

@@ -81,7 +81,9 @@ def steps_schema(specs: Mapping[str, ArraySpec]) -> pa.Schema:
     and an array of rows with several values becomes one ``fixed_size_list`` column with its features named in the
     field's metadata.
     """
-    columns = {spec.name: _step_field(spec) for spec in specs.values() if spec.dims[0] == "step" and len(spec.dims) <= 2}
+    columns = {
+        spec.name: _step_field(spec) for spec in specs.values() if spec.dims[0] == "step" and len(spec.dims) <= 2
+    }
     columns["step_in_episode"] = pa.field("step_in_episode", pa.int32())
     masks = sorted({spec.valid_array for spec in specs.values() if spec.valid_array} & columns.keys())
     others = sorted(columns.keys() - {*_LEADING, *_TRAILING, *masks})
@@ -185,7 +187,9 @@ def read_table(info: DatasetInfo, name: str, columns: Sequence[str] | None = Non
                 raise DatasetError(f"expected columns {list(columns or ())}, found none called {missing}", file=path)
             return file.read(columns=None if columns is None else list(columns))
     except (pa.ArrowException, OSError) as error:
-        raise ChecksumError(f"expected a sound Parquet file, found {error}; restore it from a copy", file=path) from error
+        raise ChecksumError(
+            f"expected a sound Parquet file, found {error}; restore it from a copy", file=path
+        ) from error
 
 
 def manifest_table(shards: Iterable[ShardRow], sources: Iterable[Mapping[str, object]] = ()) -> pa.Table:
@@ -269,10 +273,10 @@ def _row_groups(
 def _crc_lists(rows: Sequence[ShardRow]) -> pa.Array:
     """Return one list a row; built from flat NumPy buffers, since a million steps are millions of checksums."""
     offsets = np.cumsum([0, *(len(row.chunk_crc32c) for row in rows)], dtype=np.int32)
-    values = np.array([crc for row in rows for crc in row.chunk_crc32c], dtype=object)
-    absent = np.equal(values, None)
-    flat = np.where(absent, 0, values).astype(np.uint32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat, mask=absent.astype(bool)))
+    values = [crc for row in rows for crc in row.chunk_crc32c]
+    absent = np.array([crc is None for crc in values], np.bool_)
+    flat = np.array([crc or 0 for crc in values], np.uint32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat, mask=absent))
 
 
 def _crc_tuples(lists: pa.ListArray) -> list[tuple[int | None, ...]]:

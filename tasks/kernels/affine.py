@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jaxtyping import Float, Float32, Float64, Shaped, UInt8
 import numpy as np
+from jaxtyping import Float, Float32, Float64, Shaped, UInt8
 
 from tasks.kernels.decorator import kernel
 from tasks.kernels.vectors import float16_bits, float32_bits, fused_multiply_add
@@ -30,11 +30,15 @@ def split_terms(center: Float64[np.ndarray, " n"], scale: Float64[np.ndarray, " 
     """Split float64 constants into the terms of float32 arithmetic."""
     near = np.rint(center * 2.0**15) / 2.0**15
     high = scale.astype(np.float32)
-    return Terms(near.astype(np.float32), high, (scale - high).astype(np.float32), ((near - center) * scale).astype(np.float32))
+    return Terms(
+        near.astype(np.float32), high, (scale - high).astype(np.float32), ((near - center) * scale).astype(np.float32)
+    )
 
 
 @kernel
-def scaled(pixel: np.uint8, center: np.float32, scale: np.float32, scale_rest: np.float32, rest: np.float32) -> np.float32:
+def scaled(
+    pixel: np.uint8, center: np.float32, scale: np.float32, scale_rest: np.float32, rest: np.float32
+) -> np.float32:
     """Return ``(pixel - center) * (scale + scale_rest) + rest``."""
     distance = np.float32(pixel) - center
     value: np.float32 = fused_multiply_add(distance, scale, fused_multiply_add(distance, scale_rest, rest))

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
+from numba.extending import intrinsic
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -22,3 +23,11 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     """
     options: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy", "fastmath": False}
     return cast(Callable[P, R], numba.njit(**options)(function))
+
+
+def emitted(function: Callable[..., tuple[Any, Any]]) -> Callable[..., Any]:
+    """Make an instruction of a function that returns its Numba signature and what emits its LLVM code.
+
+    The first parameter is the typing context; kernels call it with the others.
+    """
+    return cast(Callable[..., Any], intrinsic(function))

@@ -22,7 +22,7 @@ def fill_weights(
     first: int,
     out: Int64[np.ndarray, "step"],
 ) -> None:
-    """Set ``out[i]`` to how many chunk entries are step ``first + i``, for runs that do not overlap.
+    """Set ``out[i]`` to how many chunk entries are step ``first + i``. With horizon 1, an anchor is one and no other is.
 
     Anchors ``t < A`` of a run of ``L`` steps name entries ``min(t + k, L - 1)``, ``k < H``. So step ``j < L - 1`` is
     named once by each of ``min(j, A - 1) - max(0, j - H + 1) + 1`` anchors, and the last step by anchor ``t``
@@ -40,7 +40,7 @@ def fill_weights(
             out[offset + step] = max(0, min(step, anchors - 1) - max(0, step - horizon + 1) + 1)
         if first < stops[run] <= end:
             nearest = max(0, length - horizon)
-            series = (anchors - nearest) * (nearest + anchors - 1 + 2 * (horizon - length + 1))
+            series = max(0, anchors - nearest) * (nearest + anchors - 1 + 2 * (horizon - length + 1))
             out[offset + length - 1] = series // 2
 
 

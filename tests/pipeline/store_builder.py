@@ -52,7 +52,9 @@ def frame_spec(view: str, size: tuple[int, int], *, shard_steps: int, codec: str
     )
 
 
-def row_spec(name: str, dtype: str, shape: tuple[int, ...], *, chunk_steps: int, shard_steps: int, dim: str = "step") -> ArraySpec:
+def row_spec(
+    name: str, dtype: str, shape: tuple[int, ...], *, chunk_steps: int, shard_steps: int, dim: str = "step"
+) -> ArraySpec:
     return ArraySpec(
         name=name,
         dims=(dim, *(f"{name}_feature" for _ in shape)),
@@ -130,7 +132,12 @@ def build_dataset(
 
 
 def write_dataset(
-    root: Path, specs: dict[str, ArraySpec], arrays: dict[str, np.ndarray], episode_lengths: tuple[int, ...], *, shard_steps: int
+    root: Path,
+    specs: dict[str, ArraySpec],
+    arrays: dict[str, np.ndarray],
+    episode_lengths: tuple[int, ...],
+    *,
+    shard_steps: int,
 ) -> Built:
     """Write ``arrays`` as a finished dataset of generation 1."""
     tmp = root.parent / f"{root.name}.tmp"
@@ -229,7 +236,9 @@ def write_tables(
     local = np.concatenate([np.arange(length, dtype=np.int32) for length in episode_lengths] or [np.zeros(0, np.int32)])
     schema = tables.steps_schema(specs)
     batch = tables.steps_batch(schema, {**arrays, "step_in_episode": local})
-    sources = [{"episode": f"episode_{i}", "path": f"{i}.bin", "nbytes": i, "xxh3": f"{i:032x}"} for i in range(len(ends))]
+    sources = [
+        {"episode": f"episode_{i}", "path": f"{i}.bin", "nbytes": i, "xxh3": f"{i:032x}"} for i in range(len(ends))
+    ]
     contents = {
         "episodes": pa.Table.from_pylist(episodes, tables.EPISODES),
         "steps": pa.Table.from_batches([batch], schema),

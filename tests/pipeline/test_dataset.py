@@ -26,7 +26,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return build_dataset(tmp_path_factory.mktemp("dataset") / "out")
 
 
-@pytest.mark.parametrize(("codec", "dtype"), [("raw", "uint8"), ("zstd", "uint8"), ("raw", "float16"), ("zstd", "float32")])
+@pytest.mark.parametrize(
+    ("codec", "dtype"), [("raw", "uint8"), ("zstd", "uint8"), ("raw", "float16"), ("zstd", "float32")]
+)
 def test_it_is_what_xarray_itself_opens(tmp_path: Path, codec: str, dtype: str) -> None:
     root = build_dataset(tmp_path / "out", codec=codec, dtype=dtype).root
     xr.testing.assert_identical(open_dataset(root).load(), xr.open_zarr(root, chunks=None).load())
@@ -59,7 +61,11 @@ def test_indexing_agrees_with_numpy(built: Built, step: object, row: object, col
         found = ds[name][step].values  # type: ignore[index]
         np.testing.assert_array_equal(found, built.arrays[name][step])  # type: ignore[index]
     found = ds.rgb_side[step, row, np.array(column, np.int64)].values  # type: ignore[index]
-    expected = built.arrays["rgb_side"][step][..., row, :, :] if isinstance(step, int) else built.arrays["rgb_side"][step][:, row]  # type: ignore[index]
+    expected = (
+        built.arrays["rgb_side"][step][..., row, :, :]
+        if isinstance(step, int)
+        else built.arrays["rgb_side"][step][:, row]
+    )  # type: ignore[index]
     np.testing.assert_array_equal(found, np.take(expected, column, axis=-2))
 
 
@@ -179,7 +185,14 @@ def test_a_million_steps_open_in_half_a_second(tmp_path: Path) -> None:
         specs[name] = row_spec(name, "float32", (32,), chunk_steps=ROW_CHUNK_STEPS, shard_steps=ROW_SHARD_STEPS)
     specs["row_size"] = row_spec("row_size", "int64", (), chunk_steps=1024, shard_steps=262144, dim="episode")
     lengths = {name: (spec, num_steps if spec.dims[0] == "step" else num_episodes) for name, spec in specs.items()}
-    attributes = {"num_steps": num_steps, "num_episodes": num_episodes, "generation": 1, "shard_steps": 256, "tables": {}, "recipe": {}}
+    attributes = {
+        "num_steps": num_steps,
+        "num_episodes": num_episodes,
+        "generation": 1,
+        "shard_steps": 256,
+        "tables": {},
+        "recipe": {},
+    }
     (tmp_path / "zarr.json").write_bytes(root_document(lengths, attributes))
     open_dataset(tmp_path)
     began = time.perf_counter()

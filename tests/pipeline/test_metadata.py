@@ -93,7 +93,14 @@ def sorted_attributes(spec: ArraySpec) -> ArraySpec:
 
 def test_the_order_of_arrays_and_attributes_does_not_matter() -> None:
     specs = {name: row_spec(name, "float32", (2,), chunk_steps=4, shard_steps=8) for name in ("b", "a")}
-    attributes: dict[str, Any] = {"num_steps": 3, "num_episodes": 1, "generation": 1, "shard_steps": 8, "tables": {}, "recipe": {}}
+    attributes: dict[str, Any] = {
+        "num_steps": 3,
+        "num_episodes": 1,
+        "generation": 1,
+        "shard_steps": 8,
+        "tables": {},
+        "recipe": {},
+    }
     first = root_document({name: (spec, 3) for name, spec in specs.items()}, attributes)
     backwards = {name: (specs[name], 3) for name in reversed(specs)}
     assert root_document(backwards, dict(reversed(attributes.items()))) == first
@@ -134,7 +141,9 @@ def test_the_editor_of_these_tests_keeps_the_digest_right(built: Built, tmp_path
         lambda d: d["consolidated_metadata"]["metadata"]["state"].update(dimension_names=None),
         lambda d: d["consolidated_metadata"]["metadata"]["state"].update(fill_value=1.0),
         lambda d: d["consolidated_metadata"]["metadata"]["state"].update(data_type="complex64"),
-        lambda d: d["consolidated_metadata"]["metadata"].update({"../x": d["consolidated_metadata"]["metadata"]["state"]}),
+        lambda d: d["consolidated_metadata"]["metadata"].update(
+            {"../x": d["consolidated_metadata"]["metadata"]["state"]}
+        ),
         lambda d: d["consolidated_metadata"]["metadata"]["state"]["shape"].__setitem__(0, 20),
     ],
 )
@@ -160,7 +169,14 @@ def test_any_change_of_the_bytes_is_refused(built: Built, tmp_path: Path) -> Non
     raw = (built.root / "zarr.json").read_bytes()
     (tmp_path / "zarr.json").write_bytes(raw)
     assert read_info(tmp_path).num_steps == 21
-    changes = [raw[:-1], raw[: len(raw) // 2], raw + b" ", raw + b"\n", b" " + raw, raw.replace(b'"generation":1', b'"generation":2')]
+    changes = [
+        raw[:-1],
+        raw[: len(raw) // 2],
+        raw + b" ",
+        raw + b"\n",
+        b" " + raw,
+        raw.replace(b'"generation":1', b'"generation":2'),
+    ]
     changes += [raw.replace(b'"generation":1', b'"generation":1,"generation":1'), raw.replace(b"[21]", b"[22]")]
     changes += [raw.replace(b'"num_steps":21', b'"num_steps":NaN'), raw.replace(b"21", b"2e1")]
     for changed in changes:

@@ -29,7 +29,9 @@ def castagnoli(data: bytes) -> int:
     return value ^ 0xFFFFFFFF
 
 
-def frames(codec: str = "raw", dtype: str = "uint8", *, shard_steps: int = 4, size: tuple[int, int] = (3, 2)) -> ArraySpec:
+def frames(
+    codec: str = "raw", dtype: str = "uint8", *, shard_steps: int = 4, size: tuple[int, int] = (3, 2)
+) -> ArraySpec:
     return ArraySpec(
         name="rgb_main",
         dims=("step", "height_main", "width_main", "rgb"),
@@ -42,7 +44,9 @@ def frames(codec: str = "raw", dtype: str = "uint8", *, shard_steps: int = 4, si
     )
 
 
-def rows(dtype: str = "float32", shape: tuple[int, ...] = (2,), *, chunk_steps: int = 3, shard_steps: int = 6) -> ArraySpec:
+def rows(
+    dtype: str = "float32", shape: tuple[int, ...] = (2,), *, chunk_steps: int = 3, shard_steps: int = 6
+) -> ArraySpec:
     dims = ("step", *(f"feature{k}" for k in range(len(shape))))
     return ArraySpec(
         name="state", dims=dims, row_shape=shape, dtype=dtype, chunk_steps=chunk_steps, shard_steps=shard_steps
@@ -123,7 +127,11 @@ def test_the_bytes_are_those_that_zarr_would_write(tmp_path: Path, codec: str) -
     bounds=st.tuples(st.integers(0, 25), st.integers(0, 25)),
 )
 def test_rows_are_slices_of_what_was_put(
-    tmp_path_factory: pytest.TempPathFactory, length: int, chunk_steps: int, chunks_per_shard: int, bounds: tuple[int, int]
+    tmp_path_factory: pytest.TempPathFactory,
+    length: int,
+    chunk_steps: int,
+    chunks_per_shard: int,
+    bounds: tuple[int, int],
 ) -> None:
     root = tmp_path_factory.mktemp("rows")
     spec = rows(chunk_steps=chunk_steps, shard_steps=chunk_steps * chunks_per_shard)
@@ -171,7 +179,10 @@ def test_appending_leaves_the_beginning_of_a_shard_as_it_was(tmp_path: Path) -> 
     for spec in (rows(), frames("zstd", shard_steps=6)):
         values = values_of(spec, 6)
         (before,) = write(tmp_path, spec, values[:4])
-        with ShardReader(tmp_path / before.path, spec, before) as old, ShardWriter(tmp_path, spec, 0, tmp_path / "tmp") as new:
+        with (
+            ShardReader(tmp_path / before.path, spec, before) as old,
+            ShardWriter(tmp_path, spec, 0, tmp_path / "tmp") as new,
+        ):
             whole = 4 // spec.chunk_steps
             for chunk in range(whole):
                 payload = old.chunk(chunk)
@@ -304,7 +315,12 @@ def test_sound_bytes_that_do_not_decode_are_refused(tmp_path: Path) -> None:
 def test_what_a_shard_cannot_hold_is_refused(tmp_path: Path) -> None:
     spec = rows()
     with ShardWriter(tmp_path, spec, 0, tmp_path / "tmp") as writer:
-        for wrong in (np.zeros((3, 3), np.float32), np.zeros((3, 2)), np.zeros((4, 2), np.float32), np.zeros((0, 2), np.float32)):
+        for wrong in (
+            np.zeros((3, 3), np.float32),
+            np.zeros((3, 2)),
+            np.zeros((4, 2), np.float32),
+            np.zeros((0, 2), np.float32),
+        ):
             with pytest.raises(SchemaError):
                 writer.put(wrong)
         with pytest.raises(SchemaError, match="absent"):
@@ -331,9 +347,9 @@ def test_inputs_are_only_read(tmp_path: Path) -> None:
 
 def test_leaving_without_commit_leaves_nothing(tmp_path: Path) -> None:
     spec = frames()
-    with pytest.raises(KeyError), ShardWriter(tmp_path, spec, 0, tmp_path / "tmp") as writer:
+    with ShardWriter(tmp_path, spec, 0, tmp_path / "tmp") as writer:
         writer.put(values_of(spec, 1))
-        raise KeyError
+        assert len(os.listdir(tmp_path / "tmp")) == 1
     assert os.listdir(tmp_path / "tmp") == os.listdir(tmp_path / "rgb_main") == []
 
 
@@ -353,7 +369,7 @@ def test_an_atomic_file_replaces_in_one_step_and_cleans_up(tmp_path: Path) -> No
     write_atomic(path, b"old", tmp_path / "tmp")
     with AtomicFile(path, tmp_path / "tmp") as file:
         assert file.write(b"ne") == 2
-        file.write_all((b"w", memoryview(b"er"), np.frombuffer(b"!", np.uint8)))
+        file.write_all((b"w", memoryview(b"er"), bytearray(b"!")))
         assert path.read_bytes() == b"old"
         assert file.xxh3() == xxhash.xxh3_128_hexdigest(b"newer!")
         file.commit()
@@ -383,6 +399,6 @@ def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @given(st.binary(max_size=300))
 def test_crc32c_is_castagnoli(data: bytes) -> None:
     assert crc32c(data) == castagnoli(data)
-    assert crc32c(memoryview(data)) == crc32c(np.frombuffer(data, np.uint8)) == crc32c(data)
+    assert crc32c(memoryview(data)) == crc32c(bytearray(data)) == crc32c(data)
     assert xxh3_hex(data) == xxhash.xxh3_128_hexdigest(data)
     assert crc32c(b"123456789") == 0xE3069283  # RFC 3720, appendix B.4, and every catalogue of checksums

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,15 @@ from hypothesis import strategies as st
 
 from pipeline.store import tables
 from pipeline.store.metadata import DatasetInfo, TableRef, read_info
-from pipeline.store.tables import manifest_rows, manifest_table, read_document, read_table, steps_batch, steps_schema, write_table
+from pipeline.store.tables import (
+    manifest_rows,
+    manifest_table,
+    read_document,
+    read_table,
+    steps_batch,
+    steps_schema,
+    write_table,
+)
 from schemas.dataset import ShardRow
 from schemas.errors import ChecksumError, DatasetError, SchemaError
 from tests.pipeline.store_builder import Built, build_dataset
@@ -68,7 +77,15 @@ def test_columns_can_be_chosen_and_unknown_ones_are_refused(info: DatasetInfo) -
 
 
 def schema() -> pa.Schema:
-    return pa.schema([("a", pa.int64()), ("b", pa.bool_()), ("s", pa.string()), ("v", pa.list_(pa.float32(), 2)), ("n", pa.list_(pa.uint32()))])
+    return pa.schema(
+        [
+            ("a", pa.int64()),
+            ("b", pa.bool_()),
+            ("s", pa.string()),
+            ("v", pa.list_(pa.float32(), 2)),
+            ("n", pa.list_(pa.uint32())),
+        ]
+    )
 
 
 def rows_of(start: int, stop: int) -> pa.RecordBatch:
@@ -90,7 +107,7 @@ def test_bytes_do_not_depend_on_how_the_rows_arrive(tmp_path_factory: pytest.Tem
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tables, "ROW_GROUP_ROWS", 16)
         whole = write_table(root / "_tables" / "t-1.parquet", pa.Table.from_batches([rows_of(0, 60)]), root / "tmp")
-        pieces = (rows_of(start, stop) for start, stop in zip(bounds, bounds[1:], strict=False))
+        pieces = (rows_of(start, stop) for start, stop in pairwise(bounds))
         streamed = write_table(root / "_tables" / "t-1.parquet", pieces, root / "tmp", schema=schema())
     assert streamed == whole
     file = pq.ParquetFile(root / "_tables" / "t-1.parquet")
@@ -139,7 +156,8 @@ def test_pages_carry_checksums(built: Built, info: DatasetInfo, tmp_path: Path) 
     (tmp_path / "_tables").mkdir()
     (tmp_path / "_tables" / "episodes-1.parquet").write_bytes(data)
     ref = TableRef(path="_tables/episodes-1.parquet", nbytes=len(data), xxh3=xxhash.xxh3_128_hexdigest(data))
-    damaged = replace(info, root=tmp_path, tables={"episodes": ref})  # a digest that hides the damage from the first check
+    # the digest is of the damaged file, and so hides the damage from the first check
+    damaged = replace(info, root=tmp_path, tables={"episodes": ref})
     with pytest.raises(ChecksumError, match="expected a sound Parquet file"):
         read_table(damaged, "episodes")
 
@@ -162,7 +180,14 @@ def test_damaged_missing_and_truncated_files_are_refused(tmp_path: Path) -> None
 def shard_row(array: str, shard: int, crcs: Sequence[int | None]) -> ShardRow:
     path = f"{array}/c.{shard}.0.0.0"
     return ShardRow(
-        array=array, shard=shard, start=8 * shard, stop=8 * shard + len(crcs), path=path, nbytes=shard, xxh3="ab", chunk_crc32c=tuple(crcs)
+        array=array,
+        shard=shard,
+        start=8 * shard,
+        stop=8 * shard + len(crcs),
+        path=path,
+        nbytes=shard,
+        xxh3="ab",
+        chunk_crc32c=tuple(crcs),
     )
 
 
@@ -186,5 +211,7 @@ def test_manifest_rows_come_back_by_array_and_shard(lists: list[list[int | None]
 def test_steps_batches_of_no_rows_and_of_other_features_work(built: Built) -> None:
     names = steps_schema(built.specs)
     assert names.field("main_valid").metadata == {b"array": b"rgb_main_valid"}
-    batch = steps_batch(names, {name: values[:0] for name, values in built.arrays.items()} | {"step_in_episode": np.zeros(0, np.int32)})
+    batch = steps_batch(
+        names, {name: values[:0] for name, values in built.arrays.items()} | {"step_in_episode": np.zeros(0, np.int32)}
+    )
     assert batch.num_rows == 0

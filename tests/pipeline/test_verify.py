@@ -116,6 +116,7 @@ def test_every_flipped_byte_of_every_kind_of_file_is_found(tmp_path: Path) -> No
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_every_flipped_byte_of_every_file_is_found(tmp_path: Path) -> None:
     assert check_flips(tmp_path, lambda path, nbytes: 1) > 10_000
 
@@ -132,6 +133,8 @@ def test_a_flipped_byte_of_a_chunk_names_exactly_its_steps(built: Built) -> None
         (problem,) = verify(built.root).problems
         (built.root / path).write_bytes(original)
         assert (problem.path, problem.start, problem.stop) == (path, *steps)
+        assert "expected bytes of crc32c" in problem.message
+        assert "verify" not in problem.message
 
 
 def test_every_missing_file_is_found(built: Built) -> None:
@@ -163,7 +166,9 @@ def test_every_truncated_or_grown_file_is_found(built: Built) -> None:
 
 
 def test_two_swapped_shards_are_found_with_both_their_steps(built: Built) -> None:
-    pairs = [(a, b) for a in files_of(built.root) for b in files_of(built.root) if is_shard(a) and is_shard(b) and a < b]
+    pairs = [
+        (a, b) for a in files_of(built.root) for b in files_of(built.root) if is_shard(a) and is_shard(b) and a < b
+    ]
     tried = 0
     for first, second in pairs:
         before = [(built.root / path).read_bytes() for path in (first, second)]
@@ -235,7 +240,8 @@ def test_a_last_shard_that_an_unfinished_append_replaced_is_judged_by_its_commit
         append_to_last_shard(built, name, 3)
     assert verify(built.root).problems == ()
     assert verify(built.root, quick=True).problems == ()
-    original = flip(built.root / "rgb_main/c.2.0.0.0", 7 * (6 * 4 * 3 + 4) - 9)  # of the steps behind the committed ones
+    of_an_uncommitted_step = 7 * (6 * 4 * 3 + 4) - 9
+    original = flip(built.root / "rgb_main/c.2.0.0.0", of_an_uncommitted_step)
     assert not verify(built.root).ok
     (built.root / "rgb_main/c.2.0.0.0").write_bytes(original)
     changed = Built(root=built.root, specs=built.specs, arrays={**built.arrays}, episode_lengths=built.episode_lengths)
@@ -253,7 +259,9 @@ def test_a_last_shard_with_fewer_steps_than_committed_is_found(tmp_path: Path) -
         assert [(p.array, p.start, p.stop) for p in verify(built.root, quick=quick).problems] == [("rgb_main", 19, 21)]
 
 
-def rewrite_shard(built: Built, name: str, shard: int, change: Callable[[int, np.ndarray | None], np.ndarray | None]) -> None:
+def rewrite_shard(
+    built: Built, name: str, shard: int, change: Callable[[int, np.ndarray | None], np.ndarray | None]
+) -> None:
     """Rewrite a shard of frames soundly but with other content."""
     spec = built.specs[name]
     path = built.root / name / f"c.{shard}.0.0.0"
@@ -314,7 +322,11 @@ def test_an_episode_of_another_digest_is_found(tmp_path: Path, monkeypatch: pyte
 def test_digests_hold_across_row_shards_and_units_of_any_size(tmp_path: Path) -> None:
     for k, (frames, rows, chunk) in enumerate([(2, 4, 2), (4, 16, 4), (16, 4, 4), (1, 64, 64), (8, 8, 8)]):
         built = build_dataset(
-            tmp_path / f"out{k}", shard_steps=frames, row_shard_steps=rows, row_chunk_steps=chunk, episode_lengths=(1, 17, 6)
+            tmp_path / f"out{k}",
+            shard_steps=frames,
+            row_shard_steps=rows,
+            row_chunk_steps=chunk,
+            episode_lengths=(1, 17, 6),
         )
         assert verify(built.root, workers=2).problems == ()
 

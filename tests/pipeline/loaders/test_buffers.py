@@ -64,4 +64,5 @@ def test_a_forked_child_does_not_write_into_its_parents_batches():
     child = multiprocessing.get_context("fork").Process(target=_overwrite, args=(arrays,))
     child.start()
     child.join(30)
-    assert child.exitcode == 0 and arrays["image"].max() == 1
+    assert child.exitcode == 0
+    assert arrays["image"].max() == 1

@@ -1,0 +1,175 @@
+"""The command line as a person or a program meets it: one clear line or one JSON document, and the documented exit codes."""
+
+import json
+import signal
+import sys
+
+import pytest
+
+from pipeline.cli import main
+from tests.pipeline.recordings import RECIPE, truncate, write_recipe, write_route
+
+
+class Result:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def error_lines(self) -> list[str]:
+        return [line for line in self.err.splitlines() if line.startswith("headrace: ")]
+
+
+@pytest.fixture
+def headrace(monkeypatch, capsys):
+    """Call the command line in this process."""
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def call(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["headrace", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return Result(int(ended.value.code or 0), captured.out, captured.err)
+
+    yield call
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture
+def raw(tmp_path):
+    write_route(tmp_path / "raw", 1, 5)
+    write_route(tmp_path / "raw", 2, 6)
+    write_recipe(tmp_path)
+    return tmp_path / "raw"
+
+
+def convert(headrace, folder, *more):
+    return headrace(
+        "convert", folder / "raw", folder / "out", "--recipe", folder / "tiny.toml", "--workers", 0, "--shard-steps", 4, *more
+    )
+
+
+def test_convert_info_and_verify_speak_json_and_nothing_else(headrace, raw, tmp_path):
+    done = convert(headrace, tmp_path, "--json")
+    report = json.loads(done.out)
+    assert (done.code, done.err, report["exit_code"], report["total_steps"]) == (0, "", 0, 11)
+    facts = json.loads(headrace("info", tmp_path / "out", "--json").out)
+    assert (facts["num_steps"], facts["generation"], facts["recipe"]) == (11, 1, "tiny")
+    assert facts["arrays"]["rgb_main"]["shape"] == [11, 6, 8, 3]
+    verdict = json.loads(headrace("verify", tmp_path / "out", "--json").out)
+    assert verdict["ok"] is True and verdict["problems"] == []
+
+
+def test_inspect_says_what_is_here(headrace, raw):
+    told = headrace("inspect", raw)
+    assert told.code == 0
+    for word in ("format lbc", "2 episodes", "11 steps", "2 Hz", "rgb_left", "8x6", "route_02"):
+        assert word in told.out
+    facts = json.loads(headrace("inspect", raw, "--json").out)
+    assert (facts["format"], facts["num_episodes"], facts["num_steps"]) == ("lbc", 2, 11)
+
+
+def test_the_plan_and_the_report_are_for_people_on_standard_error(headrace, raw, tmp_path):
+    done = convert(headrace, tmp_path)
+    assert done.out == ""
+    for word in ("plan: 2 episodes, 11 steps, 22 frames, 3 shards of 4 steps", "view main <- rgb", "done: "):
+        assert word in done.err
+    again = convert(headrace, tmp_path)
+    assert (again.code, "nothing new" in again.err) == (0, True)
+
+
+def test_quarantined_input_is_exit_code_three_and_named(headrace, raw, tmp_path):
+    truncate(raw / "route_01" / "rgb" / "0002.png")
+    done = convert(headrace, tmp_path)
+    assert done.code == 3
+    assert "quarantined: 1 " in done.err and "route_01 rgb steps 2:3" in done.err
+    assert "Traceback" not in done.err
+    assert "quarantined: 1 " in headrace("info", tmp_path / "out").out
+
+
+def test_a_damaged_dataset_is_exit_code_one_and_the_place_is_named(headrace, raw, tmp_path):
+    convert(headrace, tmp_path)
+    shard = tmp_path / "out" / "rgb_main" / "c.1.0.0.0"
+    data = bytearray(shard.read_bytes())
+    data[5] ^= 1
+    shard.write_bytes(data)
+    found = headrace("verify", tmp_path / "out")
+    assert found.code == 1
+    assert "rgb_main steps 4:5" in found.out
+
+
+@pytest.mark.parametrize("command", ["inspect", "convert"])
+def test_folders_of_nothing_and_files_are_one_clear_line(headrace, tmp_path, command):
+    write_recipe(tmp_path)
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "file").write_text("x")
+    for name in ("nothing", "file", "absent"):
+        more = [tmp_path / f"out-{name}", "--workers", 0] if command == "convert" else []
+        found = headrace(command, tmp_path / name, *more)
+        assert found.code == 1
+        assert len(found.err.splitlines()) == 1 and found.error_lines
+        assert "expected" in found.err and name in found.err
+
+
+@pytest.mark.parametrize("command", ["info", "verify"])
+def test_what_is_no_dataset_is_one_clear_line(headrace, tmp_path, command):
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "file").write_text("x")
+    for name in ("nothing", "file", "absent"):
+        found = headrace(command, tmp_path / name)
+        text = found.err + found.out
+        assert found.code == 1 and "expected" in text and "Traceback" not in text
+
+
+def test_a_misspelt_recipe_key_is_wrong_usage_with_the_nearest_key(headrace, raw, tmp_path):
+    write_recipe(tmp_path, RECIPE.replace("horizon", "horizn"))
+    found = convert(headrace, tmp_path)
+    assert found.code == 2
+    assert found.error_lines == ["headrace: recipe tiny.toml: expected a known key in the recipe, found 'horizn'; did you mean 'horizon'?"]
+
+
+def test_wrong_flags_are_wrong_usage(headrace, raw, tmp_path):
+    assert convert(headrace, tmp_path, "--view", "nose=rgb").code == 2
+    assert convert(headrace, tmp_path, "--view", "main=nose").code == 2
+    assert convert(headrace, tmp_path, "--codec", "gif").code == 2
+    assert convert(headrace, tmp_path, "--shard-steps", 12).code == 2
+    assert convert(headrace, tmp_path, "--format", "nope").code == 2
+    assert convert(headrace, tmp_path, "--rate", 0).code == 2
+    assert convert(headrace, tmp_path, "--nope").code == 2
+    assert headrace("convert", raw).code == 2
+    assert headrace("nope").code == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_empty_episode_is_quarantined_beside_good_ones(headrace, raw, tmp_path):
+    write_route(raw, 3, 0)
+    done = convert(headrace, tmp_path, "--json")
+    assert done.code in (0, 3)
+    report = json.loads(done.out)
+    told = headrace("inspect", raw).out
+    assert report["total_episodes"] == 2
+    assert "route_03" in told or report["quarantined"]
+
+
+def test_recipes_are_listed_and_printed(headrace, tmp_path):
+    listed = headrace("recipe", "list")
+    assert listed.code == 0 and "pi0" in listed.out and "three-view" in listed.out
+    assert {row["name"] for row in json.loads(headrace("recipe", "list", "--json").out)} >= {"pi0", "three-view"}
+    shown = headrace("recipe", "show", "pi0")
+    (tmp_path / "copy.toml").write_text(shown.out)
+    assert json.loads(headrace("recipe", "show", tmp_path / "copy.toml", "--json").out)["name"] == "pi0"
+    assert headrace("recipe", "show", "nope").code == 2
+
+
+def test_the_version_is_printed(headrace):
+    from pipeline import __version__
+
+    assert headrace("--version").out.strip() == f"headrace {__version__}"
+
+
+def test_debug_shows_the_traceback(headrace, tmp_path, monkeypatch):
+    from schemas.errors import SourceError
+
+    monkeypatch.setattr(sys, "argv", ["headrace", "inspect", str(tmp_path / "absent"), "--debug"])
+    with pytest.raises(SourceError):
+        main()

@@ -1,0 +1,49 @@
+"""Workers that die: innocent work survives, and only a task that kills when it is alone is blamed."""
+
+import numpy as np
+import pyarrow.parquet as pq
+import zarr
+
+from pipeline.cluster import ClusterOptions
+from pipeline.conversion import convert
+from pipeline.readers import READERS
+from pipeline.store.metadata import read_info
+from pipeline.verification import verify
+from tests.pipeline.deadly import DeadlyReader
+from tests.pipeline.recordings import tree, write_recipe, write_route
+
+
+def run(folder, out, monkeypatch, **options):
+    monkeypatch.setitem(READERS, "deadly", DeadlyReader)
+    return convert(
+        folder / "raw",
+        folder / out,
+        write_recipe(folder),
+        format="deadly",
+        shard_steps=4,
+        cluster=ClusterOptions(workers=2),
+        **options,
+    )
+
+
+def test_a_shard_that_kills_every_worker_is_quarantined_and_no_innocent_one_is(tmp_path, monkeypatch):
+    for route in range(3):
+        write_route(tmp_path / "raw", route, 8)
+    (tmp_path / "raw" / "route_01" / "deadly").write_text("5")  # steps 12:16 of the dataset
+    report = run(tmp_path, "out", monkeypatch)
+    assert (report.exit_code, report.quarantined) == (3, {"worker-died": 1})
+    valid = zarr.open_group(tmp_path / "out", mode="r")["valid"][:]
+    np.testing.assert_array_equal(np.flatnonzero(~valid), [12, 13, 14, 15])
+    (row,) = pq.read_table(tmp_path / "out" / read_info(tmp_path / "out").tables["quarantine"].path).to_pylist()
+    assert (row["episode"], row["start"], row["stop"]) == ("route_01", 4, 8)
+    assert verify(tmp_path / "out").ok
+
+
+def test_a_worker_that_dies_once_changes_no_byte(tmp_path, monkeypatch):
+    for route in range(2):
+        write_route(tmp_path / "raw", route, 8)
+    run(tmp_path, "whole", monkeypatch)
+    (tmp_path / "raw" / "route_01" / "once").write_text("2")
+    assert run(tmp_path, "out", monkeypatch).exit_code == 0
+    assert not (tmp_path / "raw" / "route_01" / "once").exists()
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")

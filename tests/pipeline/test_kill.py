@@ -1,0 +1,88 @@
+"""kill -9 of everything, at random moments: resumed runs reuse what was finished and end equal to an uninterrupted one."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.store.metadata import read_info
+from pipeline.verification import verify
+from schemas.errors import DatasetError
+from tests.pipeline.recordings import tree, write_recipe, write_route
+
+
+def start(raw: Path, out: Path, recipe: Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "pipeline", "convert", str(raw), str(out), "--recipe", str(recipe)]
+    return subprocess.Popen(
+        [*command, "--shard-steps", "1", "--workers", "0"],
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+def wait_for_journal(process: subprocess.Popen, journal: Path, records: int) -> None:
+    """Wait until so many records are journalled, or the process ends."""
+    while process.poll() is None:
+        if journal.exists() and journal.read_bytes().count(b"\n") >= records:
+            return
+        time.sleep(0.005)
+
+
+def kill_and_resume(tmp_path: Path, *, times: int, seed: int) -> tuple[Path, int]:
+    """Kill a conversion ``times`` times, each time a little further, and finish it; return the dataset and shards reused."""
+    out, raw, recipe = tmp_path / "out", tmp_path / "raw", tmp_path / "tiny.toml"
+    rng = random.Random(seed)
+    for kill in range(times):
+        process = start(raw, out, recipe)
+        wait_for_journal(process, Path(f"{out}.work") / "journal", rng.randint(1, 3) + 3 * kill)
+        time.sleep(rng.random() * 0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        if process.returncode == 0:
+            break
+        try:
+            assert read_info(out).num_steps == 60
+        except DatasetError as error:
+            assert "unfinished" in str(error)
+    process = start(raw, out, recipe)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    reused = [line for line in said.splitlines() if "are finished already" in line]
+    return out, int(reused[0].split("continuing: ")[1].split(" of")[0]) if reused else 0
+
+
+@pytest.fixture
+def prepared(tmp_path) -> Path:
+    for route in range(3):
+        write_route(tmp_path / "raw", route, 20)
+    recipe = write_recipe(tmp_path)
+    process = start(tmp_path / "raw", tmp_path / "whole", recipe)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    return tmp_path
+
+
+def check(folder: Path, *, times: int, seed: int) -> None:
+    out, reused = kill_and_resume(folder, times=times, seed=seed)
+    assert reused >= 1
+    assert verify(out).ok
+    assert tree(out) == tree(folder / "whole")
+    assert [path.name for path in Path(f"{out}.work").iterdir()] == ["seen.json"]
+
+
+def test_a_run_killed_three_times_ends_as_if_nothing_had_happened(prepared):
+    check(prepared, times=3, seed=0)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(1, 41))
+def test_runs_killed_at_random_moments_end_as_if_nothing_had_happened(prepared, seed):
+    check(prepared, times=random.Random(seed).randint(1, 6), seed=seed)
