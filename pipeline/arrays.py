@@ -38,7 +38,14 @@ def frame_specs(recipe: Recipe, bindings: Bindings, shard_steps: int) -> list[Ar
 def row_specs(recipe: Recipe, bindings: Bindings, features: Mapping[str, Sequence[str]]) -> list[ArraySpec]:
     """Return the specifications of the arrays of small rows, ``features`` naming the columns of each signal."""
     specs = [
-        _row(name, "float32", (size,), long_name=name, columns=list(bindings.signals[name]), features=list(features[name]))
+        _row(
+            name,
+            "float32",
+            (size,),
+            long_name=name,
+            columns=list(bindings.signals[name]),
+            features=list(features[name]),
+        )
         for name, size in bindings.sizes.items()
     ]
     specs += [
@@ -49,7 +56,9 @@ def row_specs(recipe: Recipe, bindings: Bindings, features: Mapping[str, Sequenc
         _row("source_step", "int32", long_name="recorded step that serves this step"),
         _row("valid", "bool", long_name="whether the step may be served"),
     ]
-    masks = [_row(f"rgb_{view.name}_valid", "bool", long_name=f"image mask of view {view.name}") for view in recipe.views]
+    masks = [
+        _row(f"rgb_{view.name}_valid", "bool", long_name=f"image mask of view {view.name}") for view in recipe.views
+    ]
     return specs + masks
 
 
@@ -79,7 +88,8 @@ def feature_names(bindings: Bindings, refs: Sequence[EpisodeRef]) -> dict[str, l
     for ref in reversed(refs):
         offered.update((signal.name, signal) for signal in ref.signals)
     return {
-        name: [label for column in columns for label in _labels(offered[column])] for name, columns in bindings.signals.items()
+        name: [label for column in columns for label in _labels(offered[column])]
+        for name, columns in bindings.signals.items()
     }
 
 

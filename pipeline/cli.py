@@ -28,7 +28,9 @@ app.add_typer(recipe_app, name="recipe")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
 Dataset = Annotated[Path, typer.Argument(help="A dataset that `headrace convert` made.")]
 Format = Annotated[str, typer.Option("--format", help="Name of the raw format; found out unless given.")]
-Recipe = Annotated[str, typer.Option("--recipe", "-r", help="A built-in recipe (`headrace recipe list`) or a TOML file.")]
+Recipe = Annotated[
+    str, typer.Option("--recipe", "-r", help="A built-in recipe (`headrace recipe list`) or a TOML file.")
+]
 
 
 def main() -> NoReturn:
@@ -88,11 +90,11 @@ def inspect(
     raw: Annotated[Path, typer.Argument(help="A folder of raw recordings.")], json: Json = False, format: Format = ""
 ) -> None:
     """Say what is here: format, episodes, views, signals, rates, problems. Metadata only, no pixel is decoded."""
-    from pipeline import screens
+    from pipeline import screens, summaries
     from pipeline.readers import open_source
 
     index = open_source(raw, format).index()
-    summary = screens.summarize_index(index)
+    summary = summaries.summarize_index(index)
     if json:
         _print_json(summary)
     else:
@@ -103,7 +105,9 @@ def inspect(
 def convert(
     paths: Annotated[list[Path], typer.Argument(metavar="RAW... OUT", help="Raw folders, then the dataset to make.")],
     recipe: Recipe = "pi0",
-    view: Annotated[list[str] | None, typer.Option("--view", help="target=source, such as base_0_rgb=rgb_front.")] = None,
+    view: Annotated[
+        list[str] | None, typer.Option("--view", help="target=source, such as base_0_rgb=rgb_front.")
+    ] = None,
     size: Annotated[int | None, typer.Option(help="Pixels a side of every view.", min=1, max=8192)] = None,
     rate: Annotated[float | None, typer.Option(help="Rate of the output grid in Hz.", min=0.001, max=10_000)] = None,
     codec: Annotated[str | None, typer.Option(help="How frames are stored: raw, zstd, jpeg:Q.")] = None,
@@ -113,7 +117,9 @@ def convert(
     restart: Annotated[bool, typer.Option("--restart", help="Discard an unfinished run.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     format: Format = "",
-    workers: Annotated[int | None, typer.Option(help="Worker processes; one a core unless given, 0 for none.", min=0)] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Worker processes; one a core unless given, 0 for none.", min=0)
+    ] = None,
     threads: Annotated[int, typer.Option(help="Threads of each worker.", min=1)] = 1,
     memory: Annotated[str, typer.Option(help="Memory limit of each worker, such as 2GiB.")] = "auto",
     scheduler: Annotated[str, typer.Option(help="Address of a running Dask scheduler.")] = "",
@@ -123,8 +129,8 @@ def convert(
     from pipeline import screens
     from pipeline.cluster import ClusterOptions
     from pipeline.conversion import convert as run
-    from pipeline.conversion import report_to_json
     from pipeline.recipes import parse_view_flags
+    from pipeline.report import report_to_json
 
     if len(paths) < 2:
         raise UsageError("expected RAW... OUT, found one path; name the dataset to make last")
@@ -156,9 +162,9 @@ def convert(
 @app.command()
 def info(out: Dataset, json: Json = False) -> None:
     """Say what a dataset holds."""
-    from pipeline import screens
+    from pipeline import screens, summaries
 
-    summary = screens.summarize_dataset(out)
+    summary = summaries.summarize_dataset(out)
     if json:
         _print_json(summary)
     else:
@@ -168,15 +174,17 @@ def info(out: Dataset, json: Json = False) -> None:
 @app.command()
 def verify(
     out: Dataset,
-    quick: Annotated[bool, typer.Option("--quick", help="Existence, sizes, indexes, tables; no frame is read.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Existence, sizes, indexes, tables; no frame is read.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Compare every byte of a dataset with what was committed; exit code 1 where anything differs."""
-    from pipeline import screens
+    from pipeline import screens, summaries
 
     report = screens.run_verify(out, quick=quick, quiet=json)
     if json:
-        _print_json(screens.verify_to_json(report))
+        _print_json(summaries.verify_to_json(report))
     else:
         screens.print_verify(report, out)
     raise typer.Exit(0 if report.ok else 1)
@@ -185,14 +193,14 @@ def verify(
 @recipe_app.command("list")
 def recipe_list(json: Json = False) -> None:
     """List the built-in recipes."""
-    from pipeline import screens
+    from pipeline import screens, summaries
     from pipeline.recipes import BUILT_IN
 
-    summaries = screens.summarize_recipes(BUILT_IN)
+    found = summaries.summarize_recipes(BUILT_IN)
     if json:
-        _print_json(summaries)
+        _print_json(found)
     else:
-        screens.print_recipes(summaries)
+        screens.print_recipes(found)
 
 
 @recipe_app.command("show")

@@ -159,7 +159,11 @@ class WorkerProcesses:
     def _start(self) -> "subprocess.Popen[bytes]":
         # stderr is dropped: a nanny that gives up prints a traceback about its worker, which the driver reports in one line
         return subprocess.Popen(
-            self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            self._command,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
 
     def _watch(self) -> None:

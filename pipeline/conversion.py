@@ -1,20 +1,25 @@
 """The conversion: plan, run shard tasks in a sliding window, journal what is done, commit. Resume is the same call again."""
 
 import errno
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from pipeline.arrays import frame_specs
 from pipeline.cluster import ClusterOptions
-from pipeline.commit import Finished, commit, write_array_documents
+from pipeline.commit import commit, write_array_documents
+from pipeline.commit_rows import Finished
+from pipeline.incremental import (
+    discard_uncommitted,
+    known_files,
+    read_previous,
+    recipe_differences,
+    refuse_other_recipe,
+    same_content,
+)
+from pipeline.jobs import Tasks, finished_tasks
 from pipeline.plan import (
-    Estimate,
     Plan,
     PlannedEpisode,
     bindings_from_json,
@@ -27,15 +32,16 @@ from pipeline.plan import (
     usable,
 )
 from pipeline.recipes import load_recipe, override
+from pipeline.report import ConvertReport, fault_line
 from pipeline.run_tasks import run_tasks
-from pipeline.shard_task import Segment, ShardJob, ShardResult
-from pipeline.sources import Source, all_faults, fingerprint, open_sources, read_provenance
-from pipeline.store.metadata import ROOT_DOCUMENT, DatasetInfo, read_info
-from pipeline.store.tables import manifest_rows, read_table
-from pipeline.views import bind
+from pipeline.shard_task import ShardResult
+from pipeline.sources import all_faults, fingerprint, open_sources
+from pipeline.store.metadata import read_info
+from pipeline.views import Bindings, bind
+from pipeline.watch import Watch
 from pipeline.workspace import Journal, Lock, Workspace, read_json, write_json
 from schemas.errors import HeadraceError, PlanError, SourceError, UsageError, locate
-from schemas.recipe import Recipe, recipe_to_mapping
+from schemas.recipe import Recipe
 from schemas.source import EpisodeRef, Fault
 
 
@@ -72,57 +78,6 @@ class ConvertOptions:
         policy = "stop" if self.strict else self.on_bad_frame
         changes = {"views": self.views, "size": self.size, "rate_hz": self.rate_hz, "codec": self.codec}
         return override(recipe, {**changes, "on_bad_frame": policy})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConvertReport:
-    """What a conversion did."""
-
-    dataset: str
-    generation: int
-    complete: bool
-    """False after a dry run."""
-    num_episodes: int
-    """Episodes added by this run."""
-    num_steps: int
-    num_frames: int
-    total_episodes: int
-    """Episodes of the dataset."""
-    total_steps: int
-    shards_written: int
-    shards_reused: int
-    """Shards that an interrupted run had finished."""
-    nbytes: int
-    """Bytes of the shards of this generation."""
-    seconds: float
-    unchanged_episodes: int
-    removed_episodes: tuple[str, ...]
-    """Episodes of the dataset that the given sources no longer have."""
-    views: Mapping[str, tuple[str, ...]]
-    signals: Mapping[str, tuple[str, ...]]
-    quarantined: Mapping[str, int]
-    """Rows of this run by reason."""
-    problems: tuple[str, ...]
-    """The first of them, as one line each."""
-    notes: tuple[str, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """0, or 3 where something was quarantined."""
-        return 3 if self.quarantined else 0
-
-
-class Watch:
-    """Sees a conversion happen; the command line shows a progress bar with it. Every method may be left as it is."""
-
-    def planned(self, plan: Plan, cost: Estimate, reused: int) -> None:
-        """Take the plan, before anything runs."""
-
-    def advanced(self, done_steps: int, total_steps: int, frames: int) -> None:
-        """Take the progress."""
-
-    def said(self, text: str) -> None:
-        """Take one line of what is going on."""
 
 
 def convert(
@@ -174,7 +129,9 @@ def _refuse_overlap(paths: Sequence[str | Path], root: Path) -> None:
     for path in paths:
         source = Path(path).expanduser().resolve()
         if source == target or source in target.parents or target in source.parents:
-            raise UsageError(f"expected the dataset outside the raw folder, found {root} and {path}; choose another place")
+            raise UsageError(
+                f"expected the dataset outside the raw folder, found {root} and {path}; choose another place"
+            )
     if root.exists() and not root.is_dir():
         raise UsageError(f"expected a folder for the dataset, found a file at {root}; choose another place")
 
@@ -199,7 +156,7 @@ class _Conversion:
         self.root, self.recipe, self.asked, self.watch = root, recipe, asked, watch
         self.workspace = Workspace(root)
         self.began_s = time.monotonic()
-        self.previous = _read_previous(root, self.workspace)
+        self.previous = read_previous(root, self.workspace)
         self.sources = open_sources(paths, asked.format)
         self.readers = {source.name: source.reader for source in self.sources}
 
@@ -233,7 +190,7 @@ class _Conversion:
         plan = self._plan(news)
         if not plan.episodes:
             return self._nothing_new(plan, news)
-        _discard_uncommitted(self.root, self.previous)
+        discard_uncommitted(self.root, self.previous)
         self.workspace.prepare()
         write_json(self.workspace.plan, plan_to_json(plan), self.workspace.tmp)
         return self._make(plan, news, lock)
@@ -250,12 +207,14 @@ class _Conversion:
         if self.previous is None:
             refused = [f"{fault.episode or source}: {fault.message}" for source, fault in plan.faults]
             found = "; ".join(refused[:3]) or "none"
-            raise SourceError(f"expected at least one usable episode, found {len(refused)} refused ({found}); see `inspect`")
+            raise SourceError(
+                f"expected at least one usable episode, found {len(refused)} refused ({found}); see `inspect`"
+            )
         return self._report(plan, news, {}, reused=0, complete=True)
 
     def _resume(self) -> Plan:
         plan = plan_from_json(read_json(self.workspace.plan, "the plan of an unfinished run"))
-        differences = [*_recipe_differences(plan.recipe, self.recipe), *self._source_differences(plan)]
+        differences = [*recipe_differences(plan.recipe, self.recipe), *self._source_differences(plan)]
         if self.asked.shard_steps not in (None, plan.shard_steps):
             differences.append(f"shard_steps {plan.shard_steps} -> {self.asked.shard_steps}")
         if differences:
@@ -284,7 +243,7 @@ class _Conversion:
 
     def _news(self) -> _News:
         """Compare the sources with the dataset: new, unchanged, removed; changed ones are refused."""
-        known = _known_files(self.previous)
+        known = known_files(self.previous)
         seen = read_json(self.workspace.seen, "what was seen") if self.workspace.seen.exists() else {}
         new: dict[str, tuple[str, EpisodeRef, str]] = {}
         unchanged: dict[str, str] = {}
@@ -297,7 +256,7 @@ class _Conversion:
                 mark = fingerprint(source.reader, ref)
                 if name not in known:
                     new[name] = (source.name, ref, mark)
-                elif seen.get(name) == mark or _same_content(source, ref, known[name]):
+                elif seen.get(name) == mark or same_content(source, ref, known[name]):
                     unchanged[name] = mark
                 else:
                     changed.append(name)
@@ -317,7 +276,7 @@ class _Conversion:
             bindings = bind(self.recipe, indexes)
             shard_steps = self.asked.shard_steps or default_shard_steps(self.recipe)
         else:
-            _refuse_other_recipe(self.previous, self.recipe, self.asked.shard_steps)
+            refuse_other_recipe(self.previous, self.recipe, self.asked.shard_steps)
             bindings = bindings_from_json(self.previous.attributes["bindings"])
             shard_steps = self.previous.shard_steps
         accepted: list[tuple[str, EpisodeRef, str]] = []
@@ -330,7 +289,9 @@ class _Conversion:
                 faults.append((name, fault))
         if faults and self.recipe.on_bad_frame == "stop":
             source, first = faults[0]
-            raise SourceError(f"{first.message} (the recipe says stop)", first.reason, source=source, episode=first.episode)
+            raise SourceError(
+                f"{first.message} (the recipe says stop)", first.reason, source=source, episode=first.episode
+            )
         placed, more = self._place(accepted)
         return Plan(
             generation=self.previous.generation + 1 if self.previous else 1,
@@ -344,7 +305,9 @@ class _Conversion:
             faults=tuple(faults + more),
         )
 
-    def _place(self, accepted: list[tuple[str, EpisodeRef, str]]) -> tuple[list[PlannedEpisode], list[tuple[str, Fault]]]:
+    def _place(
+        self, accepted: list[tuple[str, EpisodeRef, str]]
+    ) -> tuple[list[PlannedEpisode], list[tuple[str, Fault]]]:
         """Lay episodes end to end; one whose length on the grid cannot be known is refused."""
         placed: list[PlannedEpisode] = []
         faults: list[tuple[str, Fault]] = []
@@ -358,8 +321,6 @@ class _Conversion:
         return placed, faults
 
     def _empty_plan(self, faults: list[tuple[str, Fault]]) -> Plan:
-        from pipeline.views import Bindings
-
         return Plan(
             generation=1,
             first_step=0,
@@ -376,14 +337,14 @@ class _Conversion:
         """Run what the journal does not name, then commit."""
         self.workspace.prepare()
         journal = Journal(self.workspace.journal)
-        results, sources = _finished_tasks(self.root, plan, journal.open(), self.workspace)
+        results, sources = finished_tasks(self.root, plan, journal.open(), self.workspace)
         reused = len(results)
         cost = estimate(plan, self.asked.cluster.num_workers, self.root)
         if not reused:
             refuse_if_too_large(cost, plan.recipe.frames.codec)
         self.watch.planned(plan, cost, reused)
         try:
-            tasks = _Tasks(self.root, plan, self.readers, self.previous)
+            tasks = Tasks(self.root, plan, self.readers, self.previous)
             run_tasks(tasks, results, sources, journal=journal, lock=lock, options=self.asked.cluster, watch=self.watch)
             self.watch.said("writing tables, committing")
             commit(Finished(plan=plan, root=self.root, results=results, previous=self.previous))
@@ -427,170 +388,16 @@ class _Conversion:
             views=plan.bindings.views,
             signals=plan.bindings.signals,
             quarantined={reason: reasons.count(reason) for reason in dict.fromkeys(reasons)},
-            problems=tuple(sorted(_line(source, fault) for source, fault in faults))[:20],
+            problems=tuple(sorted(fault_line(source, fault) for source, fault in faults))[:20],
             notes=tuple(note for source in self.sources for note in source.index.notes),
         )
 
 
-def _line(source: str, fault: Fault) -> str:
-    steps = f" steps {fault.start}:{fault.stop}" if fault.stop > fault.start else ""
-    stream = f" {fault.stream}" if fault.stream else ""
-    return f"{source} {fault.episode}{stream}{steps}: {fault.reason}: {fault.message}"
-
-
-def _read_previous(root: Path, workspace: Workspace) -> DatasetInfo | None:
-    """Return the committed generation, or None; refuses to write into a folder that is something else."""
-    if (root / ROOT_DOCUMENT).exists():
-        return read_info(root)
-    if root.is_dir() and any(root.iterdir()) and not workspace.plan.exists() and not _is_ours(root):
-        raise UsageError(f"expected a new folder or a dataset, found other files in {root}; choose another place")
-    return None
-
-
-def _is_ours(root: Path) -> bool:
-    """Whether all that lies here can be what a discarded or killed first run left: array folders of shards, and tables."""
-    return all(path.is_dir() and all(_is_written(file) for file in path.iterdir()) for path in root.iterdir())
-
-
-def _is_written(file: Path) -> bool:
-    return file.name.startswith("c.") or file.parent.name == "_tables" or file.name == ROOT_DOCUMENT
-
-
-def _discard_uncommitted(root: Path, previous: DatasetInfo | None) -> None:
-    """Remove what a discarded run wrote and nothing names: shards beyond the committed ones, tables of no generation."""
-    if not root.is_dir():
-        return
-    if previous is None:
-        for path in root.iterdir():
-            shutil.rmtree(path)
-        return
-    kept = {row.path for row in manifest_rows(read_table(previous, "manifest")).values()}
-    for folder in (path for path in root.iterdir() if path.is_dir()):
-        for file in folder.iterdir():
-            name = f"{folder.name}/{file.name}"
-            if file.name.startswith("c.") and name not in kept:
-                file.unlink()
-
-
-def _known_files(previous: DatasetInfo | None) -> dict[str, set[tuple[str, int, str]]]:
-    """Return ``source/key -> {(path, nbytes, xxh3)}`` of the dataset's episodes."""
-    if previous is None:
-        return {}
-    episodes = read_table(previous, "episodes", ["source", "key"]).to_pylist()
-    known: dict[str, set[tuple[str, int, str]]] = {f"{row['source']}/{row['key']}": set() for row in episodes}
-    manifest = read_table(previous, "manifest", ["kind", "episode", "path", "nbytes", "xxh3"]).to_pylist()
-    for row in manifest:
-        if row["kind"] == "source":
-            known[row["episode"]].add((row["path"], row["nbytes"], row["xxh3"]))
-    return known
-
-
-def _same_content(source: Source, ref: EpisodeRef, known: set[tuple[str, int, str]]) -> bool:
-    """Whether a touched episode still has the files, bit for bit, that were converted."""
-    return set(read_provenance(source.reader, ref).files) == known
-
-
-def _refuse_other_recipe(previous: DatasetInfo, recipe: Recipe, shard_steps: int | None) -> None:
-    from schemas.recipe import recipe_from_mapping
-
-    stored = recipe_from_mapping(previous.recipe, previous.recipe["name"])
-    differences = list(_recipe_differences(stored, recipe))
-    if shard_steps not in (None, previous.shard_steps):
-        differences.append(f"shard_steps {previous.shard_steps} -> {shard_steps}")
-    if differences:
-        raise PlanError(
-            f"expected the recipe that the dataset was made with, found {'; '.join(differences[:5])}; "
-            "use the same recipe and flags, or convert into a new dataset"
-        )
-
-
-def _recipe_differences(before: Recipe, now: Recipe) -> Iterator[str]:
-    """Name what differs, policies aside: they change what happens, not what is stored."""
-    old, new = _flat(recipe_to_mapping(before)), _flat(recipe_to_mapping(now))
-    for key in sorted(old.keys() | new.keys()):
-        if key != "on_bad_frame" and old.get(key) != new.get(key):
-            yield f"{key} {old.get(key)} -> {new.get(key)}"
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(value, Mapping):
-        items = [(f"{prefix}.{key}" if prefix else key, item) for key, item in value.items()]
-    elif isinstance(value, list) and value and isinstance(value[0], Mapping):
-        items = [(f"{prefix}.{item['name']}", item) for item in value]
-    else:
-        return {prefix: value}
-    return {key: leaf for path, item in items for key, leaf in _flat(item, path).items()}
-
-
-def _finished_tasks(
-    root: Path, plan: Plan, records: Sequence[Mapping[str, Any]], workspace: Workspace
-) -> tuple[dict[int, ShardResult], set[int]]:
-    """Return what the journal says is done and the disk confirms: shard results, and numbers of digested episodes."""
-    results: dict[int, ShardResult] = {}
-    sources: set[int] = set()
-    for record in records:
-        if record["kind"] == "source":
-            if (workspace.parts / f"source-{record['number']:08d}.json").exists():
-                sources.add(record["number"])
-            continue
-        result = ShardResult.from_json(record["result"])
-        part = workspace.parts / f"part-{result.shard:08d}.npz"
-        files = [(root / row.path, row.nbytes) for row in result.rows] + [(part, result.part_nbytes)]
-        if all(path.exists() and path.stat().st_size == nbytes for path, nbytes in files):
-            results[result.shard] = result
-    return results, sources
-
-
 def _disk_error(error: OSError, root: Path) -> HeadraceError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return PlanError(f"expected room on the disk of {root}, found it full; free some and run the same command again")
+        return PlanError(
+            f"expected room on the disk of {root}, found it full; free some and run the same command again"
+        )
     return PlanError(
         f"expected to write {error.filename or root}, found: {error.strerror or error}; correct it and run the same command again"
     )
-
-
-class _Tasks:
-    """The tasks of a plan, made when they are needed."""
-
-    def __init__(self, root: Path, plan: Plan, readers: Mapping[str, Any], previous: DatasetInfo | None) -> None:
-        self.root, self.plan, self.readers = root, plan, readers
-        self.stops = np.array([episode.stop for episode in plan.episodes])
-        self.specs = tuple(frame_specs(plan.recipe, plan.bindings, plan.shard_steps))
-        self.committed = manifest_rows(read_table(previous, "manifest")) if previous is not None else {}
-
-    def episodes(self, shard: int) -> Iterator[tuple[int, PlannedEpisode]]:
-        """Yield ``(number, episode)`` of those with a step in ``shard``."""
-        start, stop = shard * self.plan.shard_steps, (shard + 1) * self.plan.shard_steps
-        for number in range(int(np.searchsorted(self.stops, start, side="right")), len(self.plan.episodes)):
-            if self.plan.episodes[number].start >= stop:
-                return
-            yield number, self.plan.episodes[number]
-
-    def job(self, shard: int, refused: str = "") -> ShardJob:
-        """Return the job of one shard."""
-        start, stop = shard * self.plan.shard_steps, (shard + 1) * self.plan.shard_steps
-        segments = tuple(
-            Segment(
-                reader=self.readers[episode.source],
-                episode=episode,
-                start=max(start, episode.start) - episode.start,
-                stop=min(stop, episode.stop) - episode.start,
-            )
-            for _, episode in self.episodes(shard)
-        )
-        begun = start < self.plan.first_step
-        return ShardJob(
-            root=str(self.root.resolve()),
-            shard=shard,
-            specs=self.specs,
-            recipe=self.plan.recipe,
-            bindings=self.plan.bindings,
-            segments=segments,
-            committed={spec.name: self.committed[spec.name, shard] for spec in self.specs} if begun else {},
-            refused=refused,
-        )
-
-
-def report_to_json(report: ConvertReport) -> dict[str, Any]:
-    """Return the report as JSON values."""
-    return {**asdict(report), "exit_code": report.exit_code}

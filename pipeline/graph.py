@@ -43,7 +43,8 @@ def frames(
         found = _pixels(frame, info, target)
         if isinstance(found, Fault):
             place = {"start": step, "stop": step + 1} if found.start == found.stop else {}
-            found = replace(found, episode=ref.key, stream=view, **place)
+            path = found.path or reader.frame_path(ref, view, step)
+            found = replace(found, episode=ref.key, stream=view, path=path, **place)
         for _ in range(count):
             yield found
 

@@ -90,7 +90,9 @@ def default_shard_steps(recipe: Recipe) -> int:
     return int(2 ** np.clip(np.floor(np.log2(SHARD_NBYTES / largest)), 4, 12))
 
 
-def place(episodes: Sequence[tuple[str, EpisodeRef, str]], recipe: Recipe, first_step: int, reader_of: Any) -> list[PlannedEpisode]:
+def place(
+    episodes: Sequence[tuple[str, EpisodeRef, str]], recipe: Recipe, first_step: int, reader_of: Any
+) -> list[PlannedEpisode]:
     """Lay episodes end to end along the step axis, on the recipe's grid."""
     placed: list[PlannedEpisode] = []
     start = first_step
@@ -100,7 +102,9 @@ def place(episodes: Sequence[tuple[str, EpisodeRef, str]], recipe: Recipe, first
         if rate_hz != ref.rate_hz:
             num_steps = grid_length(_duration_s(ref, reader_of(source)), rate_hz)
         placed.append(
-            PlannedEpisode(source=source, ref=ref, start=start, num_steps=num_steps, rate_hz=rate_hz, fingerprint=fingerprint)
+            PlannedEpisode(
+                source=source, ref=ref, start=start, num_steps=num_steps, rate_hz=rate_hz, fingerprint=fingerprint
+            )
         )
         start += num_steps
     return placed
@@ -120,7 +124,9 @@ def _duration_s(ref: EpisodeRef, reader: Reader) -> float:
 def usable(ref: EpisodeRef, recipe: Recipe, bindings: Bindings) -> Fault | None:
     """Return why an episode cannot be planned, or None."""
     if ref.num_steps < max(1, recipe.min_steps):
-        message = f"expected at least {recipe.min_steps} steps, found {ref.num_steps}; lower min_steps or drop the recording"
+        message = (
+            f"expected at least {recipe.min_steps} steps, found {ref.num_steps}; lower min_steps or drop the recording"
+        )
         return Fault(reason=Reason.EMPTY_EPISODE, message=message, episode=ref.key)
     offered = {signal.name: signal.size for signal in ref.signals}
     for name, columns in bindings.signals.items():
@@ -130,10 +136,14 @@ def usable(ref: EpisodeRef, recipe: Recipe, bindings: Bindings) -> Fault | None:
             return Fault(reason=Reason.WRONG_SHAPE, message=message, episode=ref.key, stream=name)
     for view in recipe.views:
         if view.missing != "mask" and not bindings.view(ref, view.name):
-            message = f"expected one of {list(bindings.views[view.name])} for view {view.name!r}, found none in this episode"
+            message = (
+                f"expected one of {list(bindings.views[view.name])} for view {view.name!r}, found none in this episode"
+            )
             if view.missing == "stop":
                 raise SourceError(f"{message}; map another with --view", Reason.MISSING_FILE, episode=ref.key)
-            return Fault(reason=Reason.MISSING_FILE, message=f"{message}; the recipe drops it", episode=ref.key, stream=view.name)
+            return Fault(
+                reason=Reason.MISSING_FILE, message=f"{message}; the recipe drops it", episode=ref.key, stream=view.name
+            )
     return None
 
 
@@ -215,7 +225,9 @@ def plan_from_json(data: Mapping[str, Any]) -> Plan:
         recipe=recipe_from_mapping(data["recipe"], data["recipe"]["name"]),
         bindings=bindings_from_json(data["bindings"]),
         sources=tuple(data["sources"]),
-        episodes=tuple(PlannedEpisode(**{**episode, "ref": _ref_from_json(episode["ref"])}) for episode in data["episodes"]),
+        episodes=tuple(
+            PlannedEpisode(**{**episode, "ref": _ref_from_json(episode["ref"])}) for episode in data["episodes"]
+        ),
         faults=tuple((source, fault_from_json(fault)) for source, fault in data["faults"]),
     )
 
@@ -252,6 +264,7 @@ def _ref_to_json(ref: EpisodeRef) -> dict[str, Any]:
 def _ref_from_json(data: Mapping[str, Any]) -> EpisodeRef:
     views = tuple(ViewInfo(**view) for view in data["views"])
     signals = tuple(
-        SignalInfo(**{**signal, "shape": tuple(signal["shape"]), "names": tuple(signal["names"])}) for signal in data["signals"]
+        SignalInfo(**{**signal, "shape": tuple(signal["shape"]), "names": tuple(signal["names"])})
+        for signal in data["signals"]
     )
     return EpisodeRef(**{**data, "views": views, "signals": signals, "instructions": tuple(data["instructions"])})

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cluster import ClusterOptions, open_client
+from pipeline.jobs import Tasks
 from pipeline.shard_task import ShardResult, write_shard
 from pipeline.sources import write_provenance
+from pipeline.watch import Watch
 from pipeline.workspace import Journal, Lock
 from schemas.errors import HeadraceError
 
 if TYPE_CHECKING:
     from distributed import Client, Future
-
-    from pipeline.conversion import Watch, _Tasks
 
 WINDOW = 3
 """Tasks in flight for each thread: enough that none waits for the driver, few enough that the scheduler stays small."""
@@ -24,14 +24,14 @@ LONELY_TRIES = 2
 
 
 def run_tasks(
-    tasks: "_Tasks",
+    tasks: Tasks,
     results: dict[int, ShardResult],
     sources: set[int],
     *,
     journal: Journal,
     lock: Lock,
     options: ClusterOptions,
-    watch: "Watch",
+    watch: Watch,
 ) -> None:
     """Run every task that is not done yet; ``results`` and ``sources`` grow, and the journal with them.
 
@@ -48,7 +48,7 @@ def run_tasks(
         _Window(client, tasks, results, sources, journal=journal, lock=lock, watch=watch).run(_chain(first, waiting))
 
 
-def _waiting(tasks: "_Tasks", results: dict[int, ShardResult], sources: set[int]) -> Iterator[tuple[str, int]]:
+def _waiting(tasks: Tasks, results: dict[int, ShardResult], sources: set[int]) -> Iterator[tuple[str, int]]:
     """Yield what is left: an episode's digest just before its first shard, since reading it warms the page cache."""
     begun = set(sources)
     for shard in tasks.plan.shards:
@@ -71,13 +71,13 @@ class _Window:
     def __init__(
         self,
         client: "Client",
-        tasks: "_Tasks",
+        tasks: Tasks,
         results: dict[int, ShardResult],
         sources: set[int],
         *,
         journal: Journal,
         lock: Lock,
-        watch: "Watch",
+        watch: Watch,
     ) -> None:
         self.client, self.tasks, self.results, self.sources = client, tasks, results, sources
         self.journal, self.lock, self.watch = journal, lock, watch
@@ -118,7 +118,7 @@ class _Window:
         if kind == "source":
             episode = self.tasks.plan.episodes[number]
             reader = self.tasks.readers[episode.source]
-            future = self.client.submit(write_provenance, root, reader, episode, number, key=key, priority=1)
+            future: Future = self.client.submit(write_provenance, root, reader, episode, number, key=key, priority=1)
         else:
             future = self.client.submit(write_shard, self.tasks.job(number, refused), key=key)
         self.in_flight[task] = future
@@ -152,7 +152,9 @@ class _Window:
                 return
             self.suspects.clear()
         if task[0] == "source":
-            raise HeadraceError(f"expected to digest the files of episode {task[1]}, found that it kills every worker; see its files")
+            raise HeadraceError(
+                f"expected to digest the files of episode {task[1]}, found that it kills every worker; see its files"
+            )
         message = "expected to convert these steps, found that they kill every worker that tries; see the files, or give --memory"
         self._submit(task, refused=message)
         while self.in_flight:

@@ -11,9 +11,10 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.conversion import ConvertReport, Watch
 from pipeline.plan import Estimate, Plan
-from schemas.source import EpisodeRef, Fault, SourceIndex
+from pipeline.report import ConvertReport
+from pipeline.summaries import nbytes_text
+from pipeline.watch import Watch
 
 SHOWN_ROWS = 12
 """Rows of a long table that fit a screen; the rest is counted, and whole in --json."""
@@ -29,77 +30,6 @@ def out_console() -> Console:
     return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
-def nbytes_text(nbytes: float) -> str:
-    """Return bytes in decimal units.
-
-    >>> nbytes_text(1536000)
-    '1.5 MB'
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(nbytes) < 1000:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.1f} TB"
-
-
-def summarize_index(index: SourceIndex) -> dict[str, Any]:
-    """Return what ``headrace inspect`` says, as JSON values."""
-    episodes = index.episodes
-    views: dict[str, dict[str, Any]] = {}
-    for ref in episodes:
-        for view in ref.views:
-            entry = views.setdefault(
-                view.name,
-                {"kind": view.kind, "encoding": view.encoding, "sizes": [], "episodes": 0, "missing_from": []},
-            )
-            size = [view.height_px, view.width_px]
-            if view.present and size not in entry["sizes"]:
-                entry["sizes"].append(size)
-            entry["episodes"] += view.present
-            if not view.present:
-                entry["missing_from"].append(ref.key)
-    signals = {s.name: {"shape": list(s.shape), "dtype": s.dtype, "units": s.units} for ref in episodes for s in ref.signals}
-    rates = sorted({ref.rate_hz for ref in episodes})
-    return {
-        "format": index.format,
-        "name": index.name,
-        "num_episodes": len(episodes),
-        "num_steps": sum(ref.num_steps for ref in episodes),
-        "rates_hz": rates,
-        "duration_s": sum(ref.num_steps / ref.rate_hz for ref in episodes if ref.rate_hz),
-        "views": views,
-        "signals": signals,
-        "state": list(index.state),
-        "actions": list(index.actions),
-        "episodes": [_episode_summary(ref) for ref in episodes],
-        "problems": [_fault_summary(fault) for fault in index.faults],
-        "notes": list(index.notes),
-    }
-
-
-def _episode_summary(ref: EpisodeRef) -> dict[str, Any]:
-    return {
-        "key": ref.key,
-        "num_steps": ref.num_steps,
-        "rate_hz": ref.rate_hz,
-        "views": [view.name for view in ref.views if view.present],
-        "missing_views": [view.name for view in ref.views if not view.present],
-        "instructions": list(ref.instructions),
-    }
-
-
-def _fault_summary(fault: Fault) -> dict[str, Any]:
-    return {
-        "reason": str(fault.reason),
-        "episode": fault.episode,
-        "stream": fault.stream,
-        "start": fault.start,
-        "stop": fault.stop,
-        "path": fault.path,
-        "message": fault.message,
-    }
-
-
 def print_index(summary: Mapping[str, Any]) -> None:
     """Print one screen about a raw source."""
     console = out_console()
@@ -113,7 +43,9 @@ def print_index(summary: Mapping[str, Any]) -> None:
     _print_signals(console, summary)
     _print_episodes(console, summary["episodes"])
     for problem in summary["problems"][:SHOWN_ROWS]:
-        console.print(Text(f"refused {problem['episode'] or problem['path']}: {problem['reason']}: {problem['message']}", "red"))
+        console.print(
+            Text(f"refused {problem['episode'] or problem['path']}: {problem['reason']}: {problem['message']}", "red")
+        )
     _print_more(console, summary["problems"], "problems")
     for note in summary["notes"]:
         console.print(Text(f"note: {note}", "yellow"), soft_wrap=True)
@@ -183,7 +115,9 @@ class ConvertScreen(Watch):
     def __enter__(self) -> "ConvertScreen":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stop()
 
     def _stop(self) -> None:
@@ -278,53 +212,6 @@ def print_report(report: ConvertReport) -> None:
         console.print(Text(f"note: {note}"), soft_wrap=True)
 
 
-def summarize_dataset(path: Path) -> dict[str, Any]:
-    """Return what ``headrace info`` says, as JSON values."""
-    from pipeline.store.metadata import read_info
-    from pipeline.store.tables import read_table
-
-    info = read_info(path)
-    episodes = read_table(info, "episodes")
-    quarantine = read_table(info, "quarantine", ["reason"])["reason"].to_pylist()
-    manifest = read_table(info, "manifest", ["kind", "nbytes", "array"]).to_pylist()
-    sizes: dict[str, int] = {}
-    source_nbytes = 0
-    for row in manifest:
-        if row["kind"] == "shard":
-            sizes[row["array"]] = sizes.get(row["array"], 0) + row["nbytes"]
-        else:
-            source_nbytes += max(row["nbytes"], 0)
-    rows = episodes.select(["key", "source", "start", "stop", "rate_hz", "rate_measured_hz", "jitter_s", "instructions"])
-    more = episodes.select(["views", "num_invalid", "valid"]).to_pylist()
-    return {
-        "path": str(path),
-        "format_version": info.attributes["format_version"],
-        "generation": info.generation,
-        "num_episodes": info.num_episodes,
-        "num_steps": info.num_steps,
-        "num_invalid_steps": sum(row["num_invalid"] for row in more),
-        "shard_steps": info.shard_steps,
-        "recipe": info.recipe["name"],
-        "codec": info.recipe["frames"]["codec"],
-        "views_from": info.attributes["bindings"]["views"],
-        "signals_from": info.attributes["bindings"]["signals"],
-        "arrays": {
-            name: {
-                "shape": [info.lengths[name], *spec.row_shape],
-                "dtype": spec.dtype,
-                "dims": list(spec.dims),
-                "nbytes": sizes.get(name, 0),
-            }
-            for name, spec in info.arrays.items()
-        },
-        "nbytes": sum(sizes.values()),
-        "source_nbytes": source_nbytes,
-        "quarantined": {reason: quarantine.count(reason) for reason in sorted(set(quarantine))},
-        "tasks": read_table(info, "tasks")["task"].to_pylist(),
-        "episodes": [{**row, **rest} for row, rest in zip(rows.to_pylist(), more, strict=True)],
-    }
-
-
 def print_dataset(summary: Mapping[str, Any]) -> None:
     """Print one screen about a dataset."""
     console = out_console()
@@ -337,7 +224,9 @@ def print_dataset(summary: Mapping[str, Any]) -> None:
     made = {**{f"rgb_{k}": v for k, v in summary["views_from"].items()}, **summary["signals_from"]}
     for name, array in summary["arrays"].items():
         sources = made.get(name, [])
-        origin = (", ".join(sources[:3]) + (f", ... ({len(sources)})" if len(sources) > 3 else "")) or ("nothing" if name in made else "")
+        origin = (", ".join(sources[:3]) + (f", ... ({len(sources)})" if len(sources) > 3 else "")) or (
+            "nothing" if name in made else ""
+        )
         shape = " x ".join(f"{side:,}" for side in array["shape"])
         table.add_row(*map(Text, (name, shape, array["dtype"], nbytes_text(array["nbytes"]), origin)))
     console.print(table)
@@ -346,7 +235,17 @@ def print_dataset(summary: Mapping[str, Any]) -> None:
         said = row["instructions"][0][:50] if row["instructions"] else ""
         steps = f"{row['stop'] - row['start']:,}" + (f" ({row['num_invalid']} invalid)" if row["num_invalid"] else "")
         table.add_row(
-            *map(Text, (row["key"], steps, f"{row['rate_hz']:g} Hz", f"{row['rate_measured_hz']:.2f} Hz", ", ".join(row["views"]), said))
+            *map(
+                Text,
+                (
+                    row["key"],
+                    steps,
+                    f"{row['rate_hz']:g} Hz",
+                    f"{row['rate_measured_hz']:.2f} Hz",
+                    ", ".join(row["views"]),
+                    said,
+                ),
+            )
         )
     console.print(table)
     _print_more(console, summary["episodes"], "episodes")
@@ -365,38 +264,19 @@ def run_verify(path: Path, *, quick: bool, quiet: bool) -> Any:
         return verify(path, quick=quick, progress=lambda done, total: progress.update(bar, completed=done, total=total))
 
 
-def verify_to_json(report: Any) -> dict[str, Any]:
-    """Return a verification as JSON values."""
-    from dataclasses import asdict
-
-    return {"ok": report.ok, **asdict(report)}
-
-
 def print_verify(report: Any, path: Path) -> None:
     """Print the verdict and every problem."""
     console = out_console()
     if report.ok:
-        console.print(Text(f"sound: {path}: {report.num_files:,} files, {nbytes_text(report.nbytes)}", "green"), soft_wrap=True)
+        console.print(
+            Text(f"sound: {path}: {report.num_files:,} files, {nbytes_text(report.nbytes)}", "green"), soft_wrap=True
+        )
         return
     for problem in report.problems:
         steps = f" steps {problem.start}:{problem.stop}" if problem.stop > problem.start else ""
         place = f"{problem.array}{steps} " if problem.array else ""
         console.print(Text(f"damaged: {place}({problem.path}): {problem.message}", "red"), soft_wrap=True)
     console.print(Text(f"{len(report.problems)} problem{_s(len(report.problems))} in {path}", "red"), soft_wrap=True)
-
-
-def summarize_recipes(names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the built-in recipes, as JSON values."""
-    from pipeline.recipes import load_recipe, recipe_text
-
-    return [
-        {
-            "name": name,
-            "summary": recipe_text(name).splitlines()[0].lstrip("# "),
-            "views": [view.name for view in load_recipe(name).views],
-        }
-        for name in names
-    ]
 
 
 def print_recipes(summaries: Sequence[Mapping[str, Any]]) -> None:

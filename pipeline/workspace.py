@@ -86,7 +86,9 @@ class Lock:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"expected to create {self.path.parent}, found: {error.strerror}; choose another place") from error
+            raise UsageError(
+                f"expected to create {self.path.parent}, found: {error.strerror}; choose another place"
+            ) from error
         while self._file < 0:
             self._file = self._acquire()
         self.beat(force=True)
@@ -99,7 +101,9 @@ class Lock:
         except BlockingIOError:
             owner = os.read(file, 4096).decode("utf-8", "replace").strip() or "an unknown process"
             os.close(file)
-            raise LockedError(f"expected no other run on this dataset, found {owner}; try again when it has ended") from None
+            raise LockedError(
+                f"expected no other run on this dataset, found {owner}; try again when it has ended"
+            ) from None
         if self.path.exists() and os.fstat(file).st_ino == self.path.stat().st_ino:
             return file
         os.close(file)  # the previous owner removed the file between our open and our lock: try the new one

@@ -41,7 +41,9 @@ class ArraySpec:
 
     def __post_init__(self) -> None:
         if len(self.dims) != 1 + len(self.row_shape):
-            raise SchemaError(f"expected {1 + len(self.row_shape)} dimension names for {self.name!r}, found {self.dims}")
+            raise SchemaError(
+                f"expected {1 + len(self.row_shape)} dimension names for {self.name!r}, found {self.dims}"
+            )
         if self.chunk_steps < 1 or self.shard_steps % self.chunk_steps:
             raise SchemaError(
                 f"expected shards of whole chunks for {self.name!r}, found {self.shard_steps} and {self.chunk_steps} steps"

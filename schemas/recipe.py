@@ -233,7 +233,9 @@ def _build(kind: type[T], table: Mapping[str, Any], where: str) -> T:
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
-            spelled = sorted({_SPELLED.get(k, k) for k in known} | ({"views", "signals", "frames"} if kind is Recipe else set()))
+            spelled = sorted(
+                {_SPELLED.get(k, k) for k in known} | ({"views", "signals", "frames"} if kind is Recipe else set())
+            )
             near = difflib.get_close_matches(key, spelled, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(spelled)}"
             raise RecipeError(f"expected a known key in {where}, found {key!r}; {hint}")

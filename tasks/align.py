@@ -21,7 +21,9 @@ class Alignment:
     error_s: Float[np.ndarray, " grid"]
     """Time of the nearest contributing recorded step minus time of the grid step."""
 
-    def mix(self, lower: Float[np.ndarray, "grid dim"], upper: Float[np.ndarray, "grid dim"]) -> Float[np.ndarray, "grid dim"]:
+    def mix(
+        self, lower: Float[np.ndarray, "grid dim"], upper: Float[np.ndarray, "grid dim"]
+    ) -> Float[np.ndarray, "grid dim"]:
         """Return ``lower + weight * (upper - lower)``, exact where the weight is 0."""
         return np.where(self.weight[:, None] == 0, lower, lower + self.weight[:, None] * (upper - lower))
 

@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Float, Float64, Shaped, UInt8
 
 from schemas.errors import SchemaError
-from tasks.kernels.affine import BLOCK_PX, CHANNELS_FIRST, CHANNELS_LAST, Terms, affine_rows, split_terms
+from tasks.kernels.affine import CHANNELS_FIRST, CHANNELS_LAST, Terms, affine_rows, make_scratch, split_terms
+from tasks.kernels.vectors import LINE_NBYTES
 
 Constants = Sequence[float] | Float64[np.ndarray, " dim"]
 
@@ -20,6 +21,8 @@ SIGNED_MEAN, SIGNED_STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 """To [-1, 1], as openpi's ``Observation.from_dict``."""
 
 _PERIOD_PX = 256
+_PAST_CACHES_NBYTES = 1 << 24
+"""Batches from this size on are written past the caches, where they would not be found again anyway."""
 
 
 def normalize_images(
@@ -42,21 +45,23 @@ def normalize_images(
             "expected uint8[..., h, w, 3] into a C-contiguous float32, float16 or uint16 (bfloat16), "
             f"found {frames.dtype}{list(frames.shape)} into {out.dtype}{list(out.shape)}; allocate the batch so"
         )
-    target = out.view(np.uint16) if out.dtype == np.float16 else out
-    pixels = np.ascontiguousarray(frames)
+    pixels = np.ascontiguousarray(frames).view()
+    pixels.flags.writeable = False  # one compilation serves read-only and writable arrays
     *batch, height, width, channels = frames.shape
     if channels == 3 and out.shape == frames.shape:
-        terms = _terms(_three(mean), _three(std), _PERIOD_PX)
-        CHANNELS_LAST[str(out.dtype)](pixels.reshape(-1), terms, target.reshape(-1))
+        run, terms = CHANNELS_LAST, _terms(_three(mean), _three(std), _PERIOD_PX)
+        pixels = pixels.reshape(-1)
     elif channels == 3 and out.shape == (*batch, 3, height, width):
-        num_pixels = height * width
-        pixels, target = pixels.reshape(-1, 3 * num_pixels), target.reshape(-1, 3, num_pixels)
-        planes = np.empty((3, BLOCK_PX), np.uint8)
-        CHANNELS_FIRST[str(out.dtype)](pixels, _terms(_three(mean), _three(std), 1), planes, target)
+        run, terms = CHANNELS_FIRST, _terms(_three(mean), _three(std), 1)
+        pixels = pixels.reshape(-1, 3 * height * width)
     else:
         raise SchemaError(
             f"expected out of shape {list(frames.shape)} or channels first, found {list(out.shape)}; reshape it"
         )
+    if out.size:
+        dtype = "uint16" if out.dtype == np.float16 else str(out.dtype)
+        phase, past_caches = out.ctypes.data % LINE_NBYTES, out.nbytes >= _PAST_CACHES_NBYTES
+        run[str(out.dtype)](pixels, terms, make_scratch(dtype), phase, past_caches, out.reshape(-1).view(np.uint8))
 
 
 def denormalize_images(

@@ -5,12 +5,13 @@ import shlex
 import shutil
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipeline.conversion import Watch, convert
+from pipeline.conversion import convert
 from pipeline.demo.bench2drive import write_bench2drive_clip
 from pipeline.demo.lerobot import write_lerobot_set
 from pipeline.loaders import MultiViewLoader
@@ -18,6 +19,7 @@ from pipeline.screens import ConvertScreen, err_console
 from pipeline.sheet import contact_sheet
 from pipeline.store.metadata import read_info
 from pipeline.verification import verify
+from pipeline.watch import Watch
 from schemas.errors import DatasetError, UsageError
 
 RAW_SETS = ("driving", "robot")
@@ -32,7 +34,9 @@ def run_demo(folder: Path, *, quiet: bool = False) -> dict[str, Any]:
     _claim(folder)
     began_s = time.monotonic()
     raw = folder / "raw"
-    console.print("rendering a drive seen by six cameras (Bench2Drive layout) and an arm seen by three (LeRobot layout) ...")
+    console.print(
+        "rendering a drive seen by six cameras (Bench2Drive layout) and an arm seen by three (LeRobot layout) ..."
+    )
     write_bench2drive_clip(raw / "driving", num_steps=40, size=(225, 400))
     write_lerobot_set(raw / "robot")
     summary: dict[str, Any] = {"folder": str(folder), "datasets": {}}
@@ -68,9 +72,11 @@ def _walk_one(raw: Path, out: Path, quiet: bool) -> dict[str, Any]:
         watch.__exit__(None, None, None)
     verified = verify(out)
     if not verified.ok:
-        raise DatasetError(f"expected a sound dataset, found {verified.problems[0].message}", file=verified.problems[0].path)
+        raise DatasetError(
+            f"expected a sound dataset, found {verified.problems[0].message}", file=verified.problems[0].path
+        )
     batches, samples, seconds = 0, 0, 0.0
-    with MultiViewLoader(out, batch_size=8, seed=0) as loader:
+    with closing(MultiViewLoader(out, batch_size=8, seed=0)) as loader:
         began_s = time.perf_counter()
         for batch in loader:
             batches, samples = batches + 1, samples + len(batch["state"])
@@ -104,7 +110,7 @@ def _save_sheet(folder: Path, path: Path) -> None:
     for name in RAW_SETS:
         out = folder / f"{name}.zarr"
         steps = np.linspace(0, read_info(out).num_steps - 1, 6).astype(np.int64)
-        with MultiViewLoader(out, batch_size=1, shuffle=False) as loader:
+        with closing(MultiViewLoader(out, batch_size=1, shuffle=False)) as loader:
             for batch in loader:
                 if batch["index"][0] in steps:
                     for view, images in batch["image"].items():
@@ -116,8 +122,12 @@ def _save_sheet(folder: Path, path: Path) -> None:
 def _next_steps(folder: Path) -> list[str]:
     """Return commands that can be pasted as they stand."""
     command = shlex.quote(_command())
-    quoted = {name: shlex.quote(str(folder / name)) for name in ("driving.zarr", "robot.zarr", "raw/driving", "raw/robot")}
-    python = shlex.quote(os.path.relpath(sys.executable) if Path(sys.executable).is_relative_to(Path.cwd()) else sys.executable)
+    quoted = {
+        name: shlex.quote(str(folder / name)) for name in ("driving.zarr", "robot.zarr", "raw/driving", "raw/robot")
+    }
+    python = shlex.quote(
+        os.path.relpath(sys.executable) if Path(sys.executable).is_relative_to(Path.cwd()) else sys.executable
+    )
     script = (
         f"from pipeline.loaders import MultiViewLoader; loader = MultiViewLoader({str(folder / 'robot.zarr')!r}, batch_size=8); "
         "print({k: getattr(v, 'shape', v) for k, v in next(iter(loader)).items() if k != 'image'})"

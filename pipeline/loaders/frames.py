@@ -13,7 +13,7 @@ from tasks.normalize import denormalize_images
 FRAMES = "rgb_"
 """Prefix of the arrays that are frames."""
 
-_PIECE_NBYTES = 1 << 19
+_PIECE_NBYTES = 1 << 20
 """Frames that are converted after reading go through a piece of this size, which stays in the core's cache."""
 
 

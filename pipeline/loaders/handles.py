@@ -4,8 +4,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from schemas.errors import DatasetError
@@ -36,36 +35,45 @@ class FileHandles:
         self._reset()
         _ALL.add(self)
 
-    @contextmanager
-    def lease(self, paths: Sequence[str]) -> Iterator[list[int]]:
-        """Hold a descriptor of each of ``paths`` open."""
-        held: list[str] = []
-        try:
-            yield [self._acquire(path, held) for path in paths]
-        finally:
-            with self._lock:
-                for path in held:
-                    self._open[path][1] -= 1
-                self._close_surplus()
+    def acquire(self, paths: Sequence[str]) -> list[int]:
+        """Return a descriptor of each of ``paths``, open until they are given to :meth:`release`."""
+        held: list[int] = []
+        with self._lock:
+            try:
+                for path in paths:
+                    held.append(self._acquire(path))  # noqa: PERF401 - what was acquired before an error counts
+            except BaseException:
+                self._release(paths[: len(held)])
+                raise
+        return held
+
+    def release(self, paths: Sequence[str]) -> None:
+        """Allow the files of ``paths``, acquired before, to be closed."""
+        with self._lock:
+            self._release(paths)
 
     def close(self) -> None:
-        """Close what nobody holds. The next lease opens files again."""
+        """Close what nobody holds. What is acquired next is opened again."""
         with self._lock:
-            self._close_surplus(limit=0)
+            self._close_surplus(0)
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def _acquire(self, path: str, held: list[str]) -> int:
-        with self._lock:
-            entry = self._open.get(path)
-            if entry is None:
-                entry = self._open[path] = [self._descriptor(path), 0]
-            else:
-                self._open.move_to_end(path)
-            entry[1] += 1
-            held.append(path)
-            return entry[0]
+    def _acquire(self, path: str) -> int:
+        entry = self._open.get(path)
+        if entry is None:
+            entry = self._open[path] = [self._descriptor(path), 0]
+        else:
+            self._open.move_to_end(path)
+        entry[1] += 1
+        return entry[0]
+
+    def _release(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self._open[path][1] -= 1
+        if len(self._open) > self._limit:
+            self._close_surplus(self._limit)
 
     def _descriptor(self, path: str) -> int:
         try:
@@ -77,12 +85,9 @@ class FileHandles:
                 f"expected a readable file, found {error.strerror}; check the disk", file=path
             ) from error
 
-    def _close_surplus(self, limit: int | None = None) -> None:
-        surplus = len(self._open) - (self._limit if limit is None else limit)
-        if surplus <= 0:
-            return
+    def _close_surplus(self, limit: int) -> None:
         idle = [path for path, (_, users) in self._open.items() if not users]
-        for path in idle[:surplus]:
+        for path in idle[: max(0, len(self._open) - limit)]:
             os.close(self._open.pop(path)[0])
 
     def _reset(self) -> None:

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,9 +126,7 @@ class MultiViewSamples:
             try:
                 view.fill(self.reader, steps, arrays[f"image/{view.name}"])
             except HeadraceError as error:
-                step = error.where.get("steps")
-                if isinstance(step, int):
-                    error.where = {"episode": self.reader.episode_of(step), **error.where}
+                self._name_episode(error)
                 raise
 
     def assemble(self, samples: Int64[np.ndarray, " batch"], arrays: Arrays) -> Batch:
@@ -142,6 +141,12 @@ class MultiViewSamples:
             "actions_is_pad": arrays["actions_is_pad"],
             "index": arrays["index"],
         }
+
+    def _name_episode(self, error: HeadraceError) -> None:
+        step = error.where.get("steps")
+        if isinstance(step, int):
+            with suppress(DatasetError):  # of the table of episodes: what was wrong first is what counts
+                error.where = {"episode": self.reader.episode_of(step), **error.where}
 
 
 class MultiViewLoader(BatchLoader):

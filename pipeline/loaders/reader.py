@@ -106,16 +106,18 @@ class DatasetReader:
                 f"expected steps in [0, {self.num_steps}), found {min(wanted)} to {max(wanted)}; correct the call"
             )
         shards = list({step // spec.shard_steps for step in wanted})
-        for shard in shards:
-            if not chunks.indexed[shard]:
-                chunks.index(self.info, shard)
         paths = [shard_path(spec, shard) for shard in shards]
-        read = self._gather_raw if spec.codec == "raw" else self._gather_encoded
         try:
-            with self._handles.lease(paths) as descriptors:
-                read(chunks, steps, dict(zip(shards, descriptors, strict=True)), out)
+            for shard in shards:
+                if not chunks.indexed[shard]:
+                    chunks.index(self.info, shard)
+            files = dict(zip(shards, self._handles.acquire(paths), strict=True))
+            try:
+                (self._gather_raw if spec.codec == "raw" else self._gather_encoded)(chunks, steps, files, out)
+            finally:
+                self._handles.release(paths)
         except DatasetError as error:
-            if "steps" not in error.where:  # a file that could not be opened: name the first step that lies in it
+            if not isinstance(error.where.get("steps"), int):  # of a whole file: name the first step wanted of it
                 shard = shards[paths.index(str(error.where["file"]))]
                 error.where = _where(spec, next(step for step in wanted if step // spec.shard_steps == shard))
             raise
@@ -163,18 +165,15 @@ class DatasetReader:
         return out
 
     def _gather_raw(self, chunks: ChunkTable, steps: np.ndarray, files: Mapping[int, int], out: np.ndarray) -> None:
-        spec = chunks.spec
-        nbytes = chunks.row_nbytes
+        # Python lists: of a few rows each, NumPy's calls would cost more than the rows
+        nbytes, shard_steps = chunks.row_nbytes, chunks.spec.shard_steps
         target = out.reshape(-1).view(np.uint8).data
         trailers = bytearray(CRC_NBYTES * len(steps))
         ends = memoryview(trailers)
-        offsets, computed, unchecked = (
-            chunks.offsets[steps].tolist(),
-            chunks.crcs[steps],
-            self._unchecked(chunks, steps),
-        )
-        wanted = steps.tolist()
-        for first, last in _runs(wanted, offsets, (nbytes + CRC_NBYTES, spec.shard_steps)):
+        wanted, offsets, unchecked = steps.tolist(), chunks.offsets[steps].tolist(), self._unchecked(chunks, steps)
+        committed = chunks.crcs[steps].tolist()
+        computed = committed.copy()
+        for first, last in _runs(wanted, offsets, (nbytes + CRC_NBYTES, shard_steps)):
             if offsets[first] < 0:
                 out[first:last] = 0
                 continue
@@ -182,28 +181,24 @@ class DatasetReader:
             for row in range(first, last):
                 parts.append(target[row * nbytes : (row + 1) * nbytes])
                 parts.append(ends[row * CRC_NBYTES : (row + 1) * CRC_NBYTES])
-            _read(spec, wanted[first], files[wanted[first] // spec.shard_steps], offsets[first], parts)
+            _read(chunks.spec, wanted[first], files[wanted[first] // shard_steps], offsets[first], parts)
             for row in range(first, last):
                 if unchecked[row]:
                     computed[row] = crc32c(parts[2 * (row - first)])
-        self._compare(chunks, steps, np.frombuffer(trailers, "<u4"), computed)
+        self._compare(chunks, steps, np.frombuffer(trailers, "<u4").tolist(), computed)
 
     def _gather_encoded(self, chunks: ChunkTable, steps: np.ndarray, files: Mapping[int, int], out: np.ndarray) -> None:
         spec = chunks.spec
-        sizes, offsets, unchecked = (
-            chunks.sizes[steps].tolist(),
-            chunks.offsets[steps].tolist(),
-            self._unchecked(chunks, steps),
-        )
-        buffer = memoryview(bytearray(max(sizes, default=0) + CRC_NBYTES))
-        for row, step in enumerate(steps.tolist()):
+        sizes, offsets, unchecked = chunks.sizes[steps], chunks.offsets[steps].tolist(), self._unchecked(chunks, steps)
+        buffer = memoryview(bytearray(int(sizes.max(initial=0)) + CRC_NBYTES))
+        for row, (step, size) in enumerate(zip(steps.tolist(), sizes.tolist(), strict=True)):
             if offsets[row] < 0:
                 out[row] = 0
                 continue
-            payload, trailer = buffer[: sizes[row]], buffer[sizes[row] : sizes[row] + CRC_NBYTES]
+            payload, trailer = buffer[:size], buffer[size : size + CRC_NBYTES]
             _read(spec, step, files[step // spec.shard_steps], offsets[row], [payload, trailer])
-            computed = np.array([crc32c(payload)], np.uint32) if unchecked[row] else chunks.crcs[step : step + 1]
-            self._compare(chunks, steps[row : row + 1], np.frombuffer(trailer, "<u4"), computed)
+            computed = crc32c(payload) if unchecked[row] else int(chunks.crcs[step])
+            self._compare(chunks, steps[row : row + 1], [int.from_bytes(trailer, "little")], [computed])
             _decode(spec, step, payload, out[row : row + 1])
 
     def _unchecked(self, chunks: ChunkTable, steps: np.ndarray) -> list[bool]:
@@ -212,23 +207,24 @@ class DatasetReader:
             return [not seen for seen in chunks.seen[steps].tolist()]
         return [self.check == "always"] * len(steps)
 
-    def _compare(self, chunks: ChunkTable, steps: np.ndarray, stored: np.ndarray, computed: np.ndarray) -> None:
+    def _compare(self, chunks: ChunkTable, steps: np.ndarray, stored: list[int], computed: list[int]) -> None:
         """Hold stored and computed checksums against the committed ones; ChecksumError for the first that differs.
 
         Absent rows have zeros in all three.
         """
-        committed = chunks.crcs[steps]
-        wrong = (stored != committed) | (computed != committed)
-        if not wrong.any():
-            chunks.seen[steps] = True
+        committed = chunks.crcs[steps].tolist()
+        if stored == committed and computed == committed:
+            if self.check == "first":
+                chunks.seen[steps] = True
             return
-        first = int(wrong.argmax())
-        is_sound = self.check != "never" and stored[first] == computed[first]
+        triples = enumerate(zip(committed, stored, computed, strict=True))
+        row, wrong = next((row, triple) for row, triple in triples if len(set(triple)) > 1)
+        is_sound = self.check != "never" and wrong[1] == wrong[2]
         cause = "another chunk, sound in itself: swapped or replaced files" if is_sound else "damaged bytes"
-        found = computed[first] if computed[first] != committed[first] else stored[first]
+        found = wrong[2] if wrong[2] != wrong[0] else wrong[1]
         raise ChecksumError(
-            f"expected crc32c {committed[first]:08x}, found {found:08x}, {cause}; {_VERIFY}",
-            **_where(chunks.spec, int(steps[first])),
+            f"expected crc32c {wrong[0]:08x}, found {found:08x}, {cause}; {_VERIFY}",
+            **_where(chunks.spec, int(steps[row])),
         )
 
 

@@ -133,6 +133,10 @@ class Bench2DriveReader:
         """Yield the encoded image of each step, or a fault."""
         return _images(self.root, ref.details, ref.view(view).name).read_frames(ref, view, steps)
 
+    def frame_path(self, ref: EpisodeRef, view: str, step: int) -> str:
+        """Name the image of a step."""
+        return _images(self.root, ref.details, ref.view(view).name).name(step)
+
     def files(self, ref: EpisodeRef) -> Iterator[Path]:
         """Name the annotations, then the images, view by view."""
         yield from _annotations(self.root, ref.details).files(ref.num_steps)

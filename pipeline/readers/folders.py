@@ -38,7 +38,7 @@ def natural_key(name: str) -> tuple[object, ...]:
         )
         for part in name.split("/")
     ]
-    return (*parts, name)
+    return (parts, name)
 
 
 def source_root(path: str | Path) -> Path:

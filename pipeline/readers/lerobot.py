@@ -105,6 +105,10 @@ class LeRobotReader:
             fault = Fault(reason=error.reason, message=error.message)
             yield from (_placed(fault, ref, view, step, path) for step in steps[done:].tolist())
 
+    def frame_path(self, ref: EpisodeRef, view: str, step: int) -> str:
+        """Name the video, or the table that holds the images."""
+        return str(ref.details["videos"].get(view, ref.details["data"]))
+
     def files(self, ref: EpisodeRef) -> Iterator[Path]:
         """Name the table and the videos. ``meta/`` is left out: a new episode changes it, and no other episode with it."""
         yield Path(ref.details["data"])

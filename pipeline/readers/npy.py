@@ -133,6 +133,10 @@ class NpyReader:
                 _fault(ref, view, error.reason, error.message, step, step + 1) for step in steps[done:].tolist()
             )
 
+    def frame_path(self, ref: EpisodeRef, view: str, step: int) -> str:
+        """Name the array of a view."""
+        return _path(ref, view)
+
     def files(self, ref: EpisodeRef) -> Iterator[Path]:
         """Name the arrays, views first."""
         names = [view.name for view in ref.views if view.present]

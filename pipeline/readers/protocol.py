@@ -31,5 +31,8 @@ class Reader(Protocol):
     def read_frames(self, ref: EpisodeRef, view: str, steps: np.ndarray) -> Iterator[Frame]:
         """Yield exactly one frame, or fault, for each of ``steps``, in order. A view that is not present yields faults."""
 
+    def frame_path(self, ref: EpisodeRef, view: str, step: int) -> str:
+        """Name the file that holds a frame, relative to ``root``: a frame that cannot be decoded is quarantined with it."""
+
     def files(self, ref: EpisodeRef) -> Iterator[Path]:
         """Name every file that reading this episode would touch, relative to ``root``."""

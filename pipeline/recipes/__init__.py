@@ -16,7 +16,9 @@ BUILT_IN = ("pi0", "three-view")
 def recipe_text(name: str) -> str:
     """Return the TOML text of a built-in recipe."""
     if name not in BUILT_IN:
-        raise RecipeError(f"expected one of the recipes {', '.join(BUILT_IN)}, found {name!r}; see `headrace recipe list`")
+        raise RecipeError(
+            f"expected one of the recipes {', '.join(BUILT_IN)}, found {name!r}; see `headrace recipe list`"
+        )
     return resources.files(__package__).joinpath(f"{name}.toml").read_text("utf-8")
 
 
@@ -29,7 +31,9 @@ def load_recipe(name_or_file: str | Path | Recipe) -> Recipe:
         return recipe_from_mapping(tomllib.loads(recipe_text(name)), name)
     path = Path(name)
     if not path.is_file():
-        raise RecipeError(f"expected a recipe file or one of {', '.join(BUILT_IN)}, found {name!r}; see `headrace recipe list`")
+        raise RecipeError(
+            f"expected a recipe file or one of {', '.join(BUILT_IN)}, found {name!r}; see `headrace recipe list`"
+        )
     try:
         data = tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

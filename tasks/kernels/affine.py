@@ -7,10 +7,10 @@ import numpy as np
 from jaxtyping import Float, Float32, Float64, Shaped, UInt8
 
 from tasks.kernels.decorator import kernel
-from tasks.kernels.vectors import float16_bits, float32_bits, fused_multiply_add
+from tasks.kernels.vectors import LINE_NBYTES, float16_bits, float32_bits, fused_multiply_add, stream_line
 
 BLOCK_PX = 1024
-"""Pixels that are taken apart into planes at a time; they stay in the first cache."""
+"""Pixels of a channel that are worked on at a time, in the first cache."""
 
 
 class Terms(NamedTuple):
@@ -33,6 +33,21 @@ def split_terms(center: Float64[np.ndarray, " n"], scale: Float64[np.ndarray, " 
     return Terms(
         near.astype(np.float32), high, (scale - high).astype(np.float32), ((near - center) * scale).astype(np.float32)
     )
+
+
+class Scratch(NamedTuple):
+    """Working memory of one block."""
+
+    planes: UInt8[np.ndarray, "3 block"]
+    values: Shaped[np.ndarray, " block"]
+    value_bytes: UInt8[np.ndarray, " block_itemsize"]
+    """The same memory as ``values``."""
+
+
+def make_scratch(dtype: str) -> Scratch:
+    """Allocate for outputs of ``dtype``, a key of ``ROUNDINGS``."""
+    values = np.empty(BLOCK_PX, dtype)
+    return Scratch(np.empty((3, BLOCK_PX), np.uint8), values, values.view(np.uint8))
 
 
 @kernel
@@ -84,18 +99,49 @@ def separate_channels(pixels: UInt8[np.ndarray, " pixel_channel"], out: UInt8[np
         plane2[i] = pixels[three * i + np.uintp(2)]
 
 
+@kernel
+def write_bytes(
+    source: UInt8[np.ndarray, " n"], phase: int, past_caches: bool, at: np.uintp, out: UInt8[np.ndarray, " m"]
+) -> None:
+    """Fill ``out[at : at + n] = source``; ``phase`` is the address of ``out`` modulo ``LINE_NBYTES``.
+
+    A large batch is written ``past_caches``: an ordinary store first reads the line that it overwrites, which is as many bytes again.
+    """
+    size, line, start = np.uintp(source.shape[0]), np.uintp(LINE_NBYTES), np.uintp(at)
+    head = (line - (np.uintp(phase) + start) % line) % line if past_caches else size
+    head = head if head <= size else size
+    for i in range(head):
+        out[start + i] = source[i]
+    stop = head + (size - head) // line * line
+    for i in range(head, stop, line):
+        stream_line(source, i, out, start + i)
+    for i in range(stop, size):
+        out[start + i] = source[i]
+
+
 def _define_channels_last(dtype: str) -> Callable[..., None]:
     rounded = ROUNDINGS[dtype]
 
     @kernel
-    def channels_last(pixels: UInt8[np.ndarray, " n"], terms: Terms, out: Shaped[np.ndarray, " n"]) -> None:
+    def channels_last(
+        pixels: UInt8[np.ndarray, " n"],
+        terms: Terms,
+        scratch: Scratch,
+        phase: int,
+        past_caches: bool,
+        out: UInt8[np.ndarray, " n_itemsize"],
+    ) -> None:
         """Fill ``out[i] = (pixels[i] - center[i % period]) * scale[i % period]``: contiguous loads, for constants repeated."""
         size, period = np.uintp(pixels.shape[0]), np.uintp(terms.center.shape[0])
+        itemsize = np.uintp(out.shape[0]) // size
         center, scale, scale_rest, rest = terms.center, terms.scale, terms.scale_rest, terms.rest
+        values, value_bytes = scratch.values, scratch.value_bytes
         for start in range(np.uintp(0), size, period):
-            part, target = pixels[start : start + period], out[start : start + period]
+            part = pixels[start : start + period]
             for i in range(np.uintp(part.shape[0])):
-                target[i] = rounded(scaled(part[i], center[i], scale[i], scale_rest[i], rest[i]))
+                values[i] = rounded(scaled(part[i], center[i], scale[i], scale_rest[i], rest[i]))
+            done = value_bytes[: np.uintp(part.shape[0]) * itemsize]
+            write_bytes(done, phase, past_caches, start * itemsize, out)
 
     return channels_last
 
@@ -107,20 +153,28 @@ def _define_channels_first(dtype: str) -> Callable[..., None]:
     def channels_first(
         pixels: UInt8[np.ndarray, "frame pixel_channel"],
         terms: Terms,
-        planes: UInt8[np.ndarray, "3 block"],
-        out: Shaped[np.ndarray, "frame 3 pixel"],
+        scratch: Scratch,
+        phase: int,
+        past_caches: bool,
+        out: UInt8[np.ndarray, " frame_channel_pixel_itemsize"],
     ) -> None:
-        """Fill ``out[f, c, i] = (pixels[f, 3 i + c] - center[c]) * scale[c]``; ``planes`` is scratch."""
-        three, block = np.uintp(3), np.uintp(planes.shape[1])
+        """Fill ``out[f, c, i] = (pixels[f, 3 i + c] - center[c]) * scale[c]``."""
+        three, block = np.uintp(3), np.uintp(scratch.planes.shape[1])
+        num_pixels = np.uintp(pixels.shape[1]) // three
+        planes, values, value_bytes = scratch.planes, scratch.values, scratch.value_bytes
+        itemsize = np.uintp(out.shape[0]) // (np.uintp(pixels.shape[0]) * three * num_pixels)
         for frame in range(np.uintp(pixels.shape[0])):
-            for start in range(np.uintp(0), np.uintp(out.shape[2]), block):
-                separate_channels(pixels[frame, three * start : three * (start + block)], planes)
+            for start in range(np.uintp(0), num_pixels, block):
+                count = block if start + block <= num_pixels else num_pixels - start
+                separate_channels(pixels[frame, three * start : three * (start + count)], planes)
                 for channel in range(three):
                     center, scale = terms.center[channel], terms.scale[channel]
                     scale_rest, rest = terms.scale_rest[channel], terms.rest[channel]
-                    source, target = planes[channel], out[frame, channel, start : start + block]
-                    for i in range(np.uintp(target.shape[0])):
-                        target[i] = rounded(scaled(source[i], center, scale, scale_rest, rest))
+                    source = planes[channel]
+                    for i in range(count):
+                        values[i] = rounded(scaled(source[i], center, scale, scale_rest, rest))
+                    at = ((frame * three + channel) * num_pixels + start) * itemsize
+                    write_bytes(value_bytes[: count * itemsize], phase, past_caches, at, out)
 
     return channels_first
 

@@ -45,7 +45,16 @@ def raw(tmp_path):
 
 def convert(headrace, folder, *more):
     return headrace(
-        "convert", folder / "raw", folder / "out", "--recipe", folder / "tiny.toml", "--workers", 0, "--shard-steps", 4, *more
+        "convert",
+        folder / "raw",
+        folder / "out",
+        "--recipe",
+        folder / "tiny.toml",
+        "--workers",
+        0,
+        "--shard-steps",
+        4,
+        *more,
     )
 
 
@@ -125,7 +134,9 @@ def test_a_misspelt_recipe_key_is_wrong_usage_with_the_nearest_key(headrace, raw
     write_recipe(tmp_path, RECIPE.replace("horizon", "horizn"))
     found = convert(headrace, tmp_path)
     assert found.code == 2
-    assert found.error_lines == ["headrace: recipe tiny.toml: expected a known key in the recipe, found 'horizn'; did you mean 'horizon'?"]
+    assert found.error_lines == [
+        "headrace: recipe tiny.toml: expected a known key in the recipe, found 'horizn'; did you mean 'horizon'?"
+    ]
 
 
 def test_wrong_flags_are_wrong_usage(headrace, raw, tmp_path):

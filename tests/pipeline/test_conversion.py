@@ -12,9 +12,11 @@ import pytest
 import zarr
 
 from pipeline.cluster import ClusterOptions
-from pipeline.conversion import ConvertReport, Watch, convert
+from pipeline.conversion import convert
+from pipeline.report import ConvertReport
 from pipeline.store.metadata import read_info
 from pipeline.verification import verify
+from pipeline.watch import Watch
 from schemas.errors import DatasetError, LockedError, PlanError, RecipeError, SourceError, UsageError
 from tests.pipeline.recordings import RECIPE, VIEWS, frame, tree, truncate, write_recipe, write_route
 
@@ -373,7 +375,9 @@ def crash(*_: object) -> None:
 
 
 @pytest.mark.parametrize("point", ["rows", "tables", "root", "documents", "clean"])
-def test_a_crash_at_any_point_of_the_commit_leaves_one_generation_or_the_other(raw, recipe, out, tmp_path, monkeypatch, point):
+def test_a_crash_at_any_point_of_the_commit_leaves_one_generation_or_the_other(
+    raw, recipe, out, tmp_path, monkeypatch, point
+):
     run(raw, out, recipe)
     committed = read_info(out)
     old_frames = zarr.open_group(out, mode="r")["rgb_main"][:]

@@ -81,6 +81,9 @@ class _Stub:
     def read_frames(self, ref: EpisodeRef, view: str, steps: np.ndarray) -> Iterator[Frame]:
         return iter(self.answer)
 
+    def frame_path(self, ref: EpisodeRef, view: str, step: int) -> str:
+        return f"{view}/{step}"
+
 
 REF = EpisodeRef(
     key="e",
@@ -123,4 +126,5 @@ def test_every_fault_says_its_place_and_a_reader_may_say_it_better() -> None:
         ("e", "v", 3, 9),
         ("e", "v", 7, 8),
     ]
+    assert [fault.path for fault in faults] == ["v/2", "v/3", "v/3", "v/7"]
     assert faults[3].reason in (Reason.TRUNCATED, Reason.UNSUPPORTED)

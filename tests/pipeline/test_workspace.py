@@ -12,7 +12,9 @@ from pipeline.workspace import Journal, Lock, Workspace
 from schemas.errors import LockedError, UsageError
 
 records = st.lists(
-    st.fixed_dictionaries({"kind": st.sampled_from(["shard", "source"]), "number": st.integers(0, 2**40), "note": st.text()}),
+    st.fixed_dictionaries(
+        {"kind": st.sampled_from(["shard", "source"]), "number": st.integers(0, 2**40), "note": st.text()}
+    ),
     max_size=6,
 )
 

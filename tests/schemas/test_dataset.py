@@ -38,7 +38,9 @@ def test_sizes_come_from_shape_and_dtype():
     assert (spec.row_nbytes, spec.chunks_per_shard) == (2 * 3 * 3, 8)
 
 
-@pytest.mark.parametrize("block", [np.zeros((4, 2, 3, 4), np.uint8), np.zeros((4, 2, 3, 3), np.float32), np.zeros((2, 3, 3), np.uint8)])
+@pytest.mark.parametrize(
+    "block", [np.zeros((4, 2, 3, 4), np.uint8), np.zeros((4, 2, 3, 3), np.float32), np.zeros((2, 3, 3), np.uint8)]
+)
 def test_blocks_of_another_shape_or_dtype_are_refused(block):
     with pytest.raises(SchemaError, match=r"expected uint8\[step, 2, 3, 3\] for rgb_a"):
         ArraySpec(**FRAMES).check(block)

@@ -69,6 +69,8 @@ def test_no_recorded_step_is_refused():
     assert refused.value.reason is Reason.EMPTY_EPISODE
 
 
-@pytest.mark.parametrize(("duration_s", "rate_hz", "count"), [(0.0, 10, 1), (1.0, 10, 11), (0.99, 10, 10), (0.3, 10, 4), (2.9, 30, 88)])
+@pytest.mark.parametrize(
+    ("duration_s", "rate_hz", "count"), [(0.0, 10, 1), (1.0, 10, 11), (0.99, 10, 10), (0.3, 10, 4), (2.9, 30, 88)]
+)
 def test_a_grid_counts_both_ends(duration_s, rate_hz, count):
     assert grid_length(duration_s, rate_hz) == count

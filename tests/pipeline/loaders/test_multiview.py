@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.loaders import MultiViewDataset, MultiViewLoader
+from pipeline.loaders import MultiViewDataset, MultiViewLoader, to_torch
 from pipeline.store import tables
 from pipeline.store.atomic import write_atomic
 from pipeline.store.metadata import read_info, root_document
@@ -490,7 +490,8 @@ def test_a_pickled_loader_goes_on_where_it_was(built):
     stream.close()
 
 
-def _load_in_child(stream: MultiViewLoader, expected: list[int]) -> None:
+def _load_in_child(stream: MultiViewLoader, epoch: int, expected: list[int]) -> None:
+    stream.set_epoch(epoch)
     assert indices(iter(stream)) == expected
 
 
@@ -499,15 +500,29 @@ def test_a_forked_child_may_iterate_while_its_parent_does(built):
     stream = loader(built, 2)
     running = iter(stream)
     seen = indices(iter([next(running)]))
-    other = loader(built, 2)
-    child = multiprocessing.get_context("fork").Process(
-        target=_load_in_child, args=(other, indices(iter(loader(built, 2))))
-    )
+    expected = indices(iter(_placed(built, 7)))
+    child = multiprocessing.get_context("fork").Process(target=_load_in_child, args=(stream, 7, expected))
     child.start()
     rest = indices(running)
     child.join(60)
     assert child.exitcode == 0
-    assert sorted(seen + rest) == ANCHORS
+    assert seen + rest == indices(iter(loader(built, 2)))
+
+
+@pytest.mark.soak
+def test_memory_and_open_files_stay_flat_over_ten_epochs(tmp_path):
+    psutil = pytest.importorskip("psutil")
+    built = build_dataset(
+        tmp_path / "out", episode_lengths=(500,) * 20, size=(8, 8), row_chunk_steps=1024, row_shard_steps=8192
+    )
+    stream, process = loader(built, 64, horizon=50), psutil.Process()
+    levels = []
+    for _ in range(11):
+        assert len(indices(iter(stream))) == 9999
+        gc.collect()
+        levels.append((process.memory_full_info().uss, process.num_fds()))
+    assert levels[-1][0] - levels[1][0] < 2_000_000
+    assert levels[-1][1] == levels[1][1]
 
 
 def test_samples_one_by_one_are_the_batches(built):
@@ -541,6 +556,9 @@ def test_torch_takes_the_batches_without_a_copy(built):
         data = torch.utils.data.DataLoader(dataset, 4, num_workers=workers, collate_fn=dataset.collate)
         seen = [step for batch in data for step in batch["index"].tolist()]
         assert seen == ANCHORS
+    tensors = [(to_torch(batch)["image"]["main"], batch["index"].tolist()) for batch in loader(built, 2)]
+    for frames, steps in tensors:  # kept while the loader went on
+        np.testing.assert_array_equal(frames.numpy(), built.arrays["rgb_main"][steps])
     batch = next(iter(torch.utils.data.DataLoader(dataset, 4)))
     assert batch["image"]["main"].shape == (4, 6, 4, 3)
     assert batch["prompt"] == ["task 0"] * 4

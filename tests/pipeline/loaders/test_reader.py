@@ -252,13 +252,14 @@ def test_few_files_stay_open_and_many_threads_share_them(built):
 def test_an_open_file_is_not_closed_while_it_is_held(built):
     paths = [f"rgb_main/c.{shard}.0.0.0" for shard in range(3)]
     handles = FileHandles(built.root, limit=1)
-    with handles.lease(paths[:2]) as held:
-        with handles.lease(paths[2:]):
-            pass
-        assert all(os.fstat(descriptor).st_size for descriptor in held)
+    held = handles.acquire(paths[:2])
+    handles.acquire(paths[2:])
+    handles.release(paths[2:])
+    assert all(os.fstat(descriptor).st_size for descriptor in held)
+    handles.release(paths[:2])
     assert len(handles) == 1
-    with pytest.raises(DatasetError, match="found none"), handles.lease([paths[0], "rgb_main/c.9.0.0.0"]):
-        pass
+    with pytest.raises(DatasetError, match="found none"):
+        handles.acquire([paths[0], "rgb_main/c.9.0.0.0"])
     handles.close()
     assert len(handles) == 0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.graph import frames
@@ -168,7 +168,9 @@ def test_natural_order_is_the_order_of_the_numbers(pairs: list[tuple[str, int]])
     assert names == [f"{letter}_{number}" for letter, number in sorted(pairs)]
 
 
-@given(st.lists(st.text(max_size=8), max_size=12))
+@given(st.lists(st.text("/0a1", max_size=8) | st.text(max_size=8), max_size=12))
+@example(["a", "a/b"])
+@example(["a", "a/1", "a/b", "1"])
 def test_any_names_can_be_ordered(names: list[str]) -> None:
     assert sorted(sorted(names, key=natural_key)) == sorted(names)
 

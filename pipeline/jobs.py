@@ -1,0 +1,76 @@
+"""The tasks of a plan: made when they are needed, and recognised when they are done."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.arrays import frame_specs
+from pipeline.plan import Plan, PlannedEpisode
+from pipeline.shard_rows import Segment
+from pipeline.shard_task import ShardJob, ShardResult
+from pipeline.store.metadata import DatasetInfo
+from pipeline.store.tables import manifest_rows, read_table
+from pipeline.workspace import Workspace
+
+
+def finished_tasks(
+    root: Path, plan: Plan, records: Sequence[Mapping[str, Any]], workspace: Workspace
+) -> tuple[dict[int, ShardResult], set[int]]:
+    """Return what the journal says is done and the disk confirms: shard results, and numbers of digested episodes."""
+    results: dict[int, ShardResult] = {}
+    sources: set[int] = set()
+    for record in records:
+        if record["kind"] == "source":
+            if (workspace.parts / f"source-{record['number']:08d}.json").exists():
+                sources.add(record["number"])
+            continue
+        result = ShardResult.from_json(record["result"])
+        part = workspace.parts / f"part-{result.shard:08d}.npz"
+        files = [(root / row.path, row.nbytes) for row in result.rows] + [(part, result.part_nbytes)]
+        if all(path.exists() and path.stat().st_size == nbytes for path, nbytes in files):
+            results[result.shard] = result
+    return results, sources
+
+
+class Tasks:
+    """The tasks of a plan, made when they are needed."""
+
+    def __init__(self, root: Path, plan: Plan, readers: Mapping[str, Any], previous: DatasetInfo | None) -> None:
+        self.root, self.plan, self.readers = root, plan, readers
+        self.stops = np.array([episode.stop for episode in plan.episodes])
+        self.specs = tuple(frame_specs(plan.recipe, plan.bindings, plan.shard_steps))
+        self.committed = manifest_rows(read_table(previous, "manifest")) if previous is not None else {}
+
+    def episodes(self, shard: int) -> Iterator[tuple[int, PlannedEpisode]]:
+        """Yield ``(number, episode)`` of those with a step in ``shard``."""
+        start, stop = shard * self.plan.shard_steps, (shard + 1) * self.plan.shard_steps
+        for number in range(int(np.searchsorted(self.stops, start, side="right")), len(self.plan.episodes)):
+            if self.plan.episodes[number].start >= stop:
+                return
+            yield number, self.plan.episodes[number]
+
+    def job(self, shard: int, refused: str = "") -> ShardJob:
+        """Return the job of one shard."""
+        start, stop = shard * self.plan.shard_steps, (shard + 1) * self.plan.shard_steps
+        segments = tuple(
+            Segment(
+                reader=self.readers[episode.source],
+                episode=episode,
+                start=max(start, episode.start) - episode.start,
+                stop=min(stop, episode.stop) - episode.start,
+            )
+            for _, episode in self.episodes(shard)
+        )
+        begun = start < self.plan.first_step
+        return ShardJob(
+            root=str(self.root.resolve()),
+            shard=shard,
+            specs=self.specs,
+            recipe=self.plan.recipe,
+            bindings=self.plan.bindings,
+            segments=segments,
+            committed={spec.name: self.committed[spec.name, shard] for spec in self.specs} if begun else {},
+            refused=refused,
+        )

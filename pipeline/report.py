@@ -1,0 +1,57 @@
+"""What a conversion did."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from schemas.source import Fault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertReport:
+    """What a conversion did."""
+
+    dataset: str
+    generation: int
+    complete: bool
+    """False after a dry run."""
+    num_episodes: int
+    """Episodes added by this run."""
+    num_steps: int
+    num_frames: int
+    total_episodes: int
+    """Episodes of the dataset."""
+    total_steps: int
+    shards_written: int
+    shards_reused: int
+    """Shards that an interrupted run had finished."""
+    nbytes: int
+    """Bytes of the shards of this generation."""
+    seconds: float
+    unchanged_episodes: int
+    removed_episodes: tuple[str, ...]
+    """Episodes of the dataset that the given sources no longer have."""
+    views: Mapping[str, tuple[str, ...]]
+    signals: Mapping[str, tuple[str, ...]]
+    quarantined: Mapping[str, int]
+    """Rows of this run by reason."""
+    problems: tuple[str, ...]
+    """The first of them, as one line each."""
+    notes: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 3 where something was quarantined."""
+        return 3 if self.quarantined else 0
+
+
+def fault_line(source: str, fault: Fault) -> str:
+    """Return a refused piece of input as one line."""
+    steps = f" steps {fault.start}:{fault.stop}" if fault.stop > fault.start else ""
+    stream = f" {fault.stream}" if fault.stream else ""
+    return f"{source} {fault.episode}{stream}{steps}: {fault.reason}: {fault.message}"
+
+
+def report_to_json(report: ConvertReport) -> dict[str, Any]:
+    """Return the report as JSON values."""
+    return {**asdict(report), "exit_code": report.exit_code}

@@ -1,0 +1,242 @@
+"""Stages 3, 4 and 8 of the walk for the numbers of one shard: read, align, check."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.graph import signals
+from pipeline.plan import PlannedEpisode
+from pipeline.readers.protocol import Reader
+from pipeline.views import Bindings
+from schemas.errors import Reason, SourceError, locate
+from schemas.recipe import Recipe
+from schemas.source import Fault
+from tasks.align import Alignment, align
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """The steps of one episode that lie in one shard."""
+
+    reader: Reader
+    episode: PlannedEpisode
+    start: int
+    """First step, counted from the episode's start on the output grid."""
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsWanted:
+    """What is to be read of a segment."""
+
+    recipe: Recipe
+    bindings: Bindings
+    masks: tuple[str, ...]
+    """Names of the image masks, which begin all False."""
+    refused: str = ""
+    """Why nothing is to be read: set when workers died on this shard, alone and more than once."""
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows of one segment, filled as its streams are read."""
+
+    segment: Segment
+    alignment: dict[str, Alignment]
+    columns: dict[str, np.ndarray]
+    faults: list[Fault]
+
+    @property
+    def steps(self) -> np.ndarray:
+        """Recorded steps that serve the segment's."""
+        return self.alignment["nearest"].lower
+
+    def refuse(self, steps: np.ndarray, fault: Fault) -> None:
+        """Make rows invalid and keep the reason."""
+        self.columns["valid"][steps] = False
+        self.faults.append(fault)
+
+
+def read_rows(segment: Segment, want: RowsWanted) -> Rows:
+    """Read and align the numeric streams of a segment; what cannot be read leaves invalid rows and a fault."""
+    with locate(source=segment.episode.source, episode=segment.episode.ref.key):
+        part = _empty_rows(segment, want)
+        if want.refused:
+            return part
+        try:
+            _align_rows(part, want.recipe)
+            _fill_rows(part, want)
+        except SourceError as error:
+            _refuse_all(part, error)
+    return part
+
+
+def _empty_rows(segment: Segment, want: RowsWanted) -> Rows:
+    count = segment.stop - segment.start
+    local = np.arange(segment.start, segment.stop)
+    rate_hz = segment.episode.rate_hz or segment.episode.ref.rate_hz
+    columns: dict[str, np.ndarray] = {
+        name: np.zeros((count, size), np.float32) for name, size in want.bindings.sizes.items()
+    }
+    columns["timestamp_s"] = local / rate_hz if rate_hz else np.zeros(count)
+    columns["align_error_s"] = np.zeros(count, np.float32)
+    columns["source_step"] = np.zeros(count, np.int32)
+    columns["instruction_index"] = np.zeros(count, np.int32)
+    columns["valid"] = np.full(count, not want.refused)
+    columns.update({name: np.zeros(count, np.bool_) for name in want.masks})
+    identity = Alignment(local, local, np.zeros(count), np.zeros(count))
+    part = Rows(segment, dict.fromkeys(("nearest", "previous", "linear"), identity), columns, [])
+    if not segment.episode.is_resampled:
+        columns["source_step"][:] = local
+    if want.refused:
+        fault = _fault(part, Reason.WORKER_DIED, want.refused)
+        part.faults.append(fault)
+    return part
+
+
+def _fault(part: Rows, reason: Reason, message: str, stream: str = "", path: str = "") -> Fault:
+    steps = part.columns["source_step"]
+    return Fault(
+        reason=reason,
+        message=message,
+        episode=part.segment.episode.ref.key,
+        stream=stream,
+        start=int(steps[0]),
+        stop=int(steps[-1]) + 1,
+        path=path,
+    )
+
+
+def _refuse_all(part: Rows, error: SourceError) -> None:
+    part.columns["valid"][:] = False
+    path = str(error.where.get("file", ""))
+    part.faults.append(_fault(part, error.reason, error.message, str(error.where.get("stream", "")), path))
+
+
+def _align_rows(part: Rows, recipe: Recipe) -> None:
+    """Find which recorded steps serve this segment, and check the recorded times."""
+    episode, segment = part.segment.episode, part.segment
+    if episode.is_resampled:
+        block = segment.reader.read_signals(episode.ref, ["timestamp_s"], np.arange(episode.ref.num_steps))
+        recorded_s = np.asarray(block.values["timestamp_s"], np.float64).reshape(-1)
+        grid_s = np.arange(segment.start, segment.stop) / episode.rate_hz
+        part.alignment = {method: align(recorded_s, grid_s, method) for method in part.alignment}
+        nearest = part.alignment["nearest"]
+        part.columns["source_step"][:] = nearest.lower
+        part.columns["align_error_s"][:] = nearest.error_s
+        period_s = float(np.median(np.diff(recorded_s))) if len(recorded_s) > 1 else 1 / episode.rate_hz
+        tolerance_s = (recipe.tolerance_s or period_s / 2) + 1e-6
+        _check_gaps(part, np.abs(nearest.error_s) > tolerance_s, tolerance_s)
+        return
+    first = max(segment.start - 1, 0)  # one step earlier, so that order is checked across shards too
+    block = segment.reader.read_signals(episode.ref, ["timestamp_s"], np.arange(first, segment.stop))
+    times_s = np.asarray(block.values["timestamp_s"], np.float64).reshape(-1)
+    part.faults += block.faults
+    unread = ~np.isfinite(times_s)
+    part.columns["valid"] &= ~unread[segment.start - first :]
+    part.columns["timestamp_s"][:] = np.where(unread, 0.0, times_s)[segment.start - first :]
+    # A time that could not be read is a fault already; one that was read and is not finite is out of order.
+    explained = unread & bool(block.faults)
+    broken = ~(np.diff(times_s) > 0) & ~explained[1:] & ~explained[:-1]
+    late = np.flatnonzero(broken) + 1 - (segment.start - first)
+    for step in late[late >= 0]:
+        found_s = part.columns["timestamp_s"][step]
+        message = f"expected timestamps that increase, found {found_s:.6f} s after {times_s[step - 1 + segment.start - first]:.6f} s"
+        part.refuse(np.array([step]), _at(part, step, Reason.TIME_ORDER, message, "timestamp_s"))
+
+
+def _check_gaps(part: Rows, gaps: np.ndarray, tolerance_s: float) -> None:
+    for start, stop in runs(gaps):
+        error_s = float(np.abs(part.columns["align_error_s"][start:stop]).max())
+        message = f"expected a recorded step within {tolerance_s:.4f} s of the grid, found one {error_s:.4f} s away; raise tolerance_s"
+        fault = _at(part, start, Reason.TIME_GAP, message, "timestamp_s")
+        part.refuse(np.arange(start, stop), fault)
+
+
+def _at(part: Rows, row: int, reason: Reason, message: str, stream: str) -> Fault:
+    step = int(part.columns["source_step"][row])
+    return Fault(
+        reason=reason, message=message, episode=part.segment.episode.ref.key, stream=stream, start=step, stop=step + 1
+    )
+
+
+def runs(mask: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yield ``[start, stop)`` of each run of True.
+
+    >>> list(runs(np.array([True, True, False, True])))
+    [(0, 2), (3, 4)]
+    """
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
+    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+
+
+def _fill_rows(part: Rows, want: RowsWanted) -> None:
+    """Read the recipe's signals at the aligned steps; a row that is not finite is refused."""
+    methods = {signal.name: signal.align for signal in want.recipe.signals}
+    faulty = np.zeros(len(part.steps), np.bool_)
+    for name, columns in want.bindings.signals.items():
+        alignment = part.alignment[methods[name]]
+        values, faults = _mixed(part.segment, columns, alignment)
+        part.faults += [fault for fault in faults if fault not in part.faults]
+        for fault in faults:
+            faulty |= (alignment.lower >= fault.start) & (alignment.lower < fault.stop)
+        part.columns[name][:] = np.where(np.isfinite(values), values, 0)
+        bad = ~np.isfinite(values).all(axis=1) | ~np.isfinite(part.columns[name]).all(axis=1)
+        _refuse_non_finite(part, bad, bad & ~faulty, name)
+    part.columns["valid"] &= ~faulty
+    if any(signal.name == "instruction_index" for signal in part.segment.episode.ref.signals):
+        values, _ = signals(part.segment.reader, part.segment.episode.ref, ["instruction_index"], part.steps)
+        known = max(len(part.segment.episode.ref.instructions), 1)
+        index = np.nan_to_num(values[:, 0], nan=0.0)
+        part.columns["instruction_index"][:] = np.where((index >= 0) & (index < known), index, 0)
+
+
+def _mixed(segment: Segment, columns: tuple[str, ...], alignment: Alignment) -> tuple[np.ndarray, tuple[Fault, ...]]:
+    ref = segment.episode.ref
+    lower, faults = signals(segment.reader, ref, columns, alignment.lower)
+    if np.array_equal(alignment.lower, alignment.upper):
+        return lower, faults
+    upper, more = signals(segment.reader, ref, columns, alignment.upper)
+    return alignment.mix(lower, upper), faults + more
+
+
+def _refuse_non_finite(part: Rows, bad: np.ndarray, unexplained: np.ndarray, name: str) -> None:
+    part.columns["valid"] &= ~bad
+    for start, stop in runs(unexplained):
+        steps = part.columns["source_step"][start:stop]
+        fault = _at(part, start, Reason.NON_FINITE, f"expected finite values in {name!r}, found NaN or infinity", name)
+        part.faults.append(
+            Fault(
+                reason=fault.reason,
+                message=fault.message,
+                episode=fault.episode,
+                stream=name,
+                start=int(steps[0]),
+                stop=int(steps[-1]) + 1,
+            )
+        )
+
+
+def merge_faults(faults: list[Fault]) -> list[Fault]:
+    """Join faults of neighbouring steps that say the same of one file, keeping the first message.
+
+    A video that ends early is one row, not one row a frame.
+    """
+    merged: list[Fault] = []
+    for fault in faults:
+        last = merged[-1] if merged else None
+        same = last is not None and (last.reason, last.stream, last.path) == (fault.reason, fault.stream, fault.path)
+        if last is not None and same and fault.path and fault.start <= last.stop and last.start < last.stop:
+            merged[-1] = Fault(
+                reason=last.reason,
+                message=last.message,
+                episode=last.episode,
+                stream=last.stream,
+                start=last.start,
+                stop=max(last.stop, fault.stop),
+                path=last.path,
+            )
+        elif fault not in merged:
+            merged.append(fault)
+    return merged

@@ -1,0 +1,71 @@
+"""What the documentation shows works as shown."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from pipeline.cluster import ClusterOptions
+from pipeline.conversion import convert
+from pipeline.demo.lerobot import write_lerobot_set
+from pipeline.readers import READERS
+from pipeline.recipes import BUILT_IN
+from schemas.recipe import FrameRecipe, Recipe, SignalRecipe, ViewRecipe, recipe_from_mapping
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("pipeline/*.md")])
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """Return the code blocks of one language."""
+    text = (REPOSITORY / page).read_text("utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(REPOSITORY)) for page in PAGES])
+def test_links_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_the_training_loop_of_the_readme_runs_and_learns(tmp_path):
+    write_lerobot_set(tmp_path / "raw", num_episodes=1, num_steps=40, size=(48, 64))
+    convert(tmp_path / "raw", tmp_path / "demo" / "robot.zarr", cluster=ClusterOptions(workers=0))
+    (code,) = blocks("README.md", "python")
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    errors = [float(line.split()[-1]) for line in done.stdout.splitlines()]
+    assert len(errors) == 5
+    assert errors[-1] < errors[0] / 2
+
+
+def test_the_readme_names_every_format_and_no_other():
+    text = (REPOSITORY / "README.md").read_text("utf-8")
+    table = re.search(r"\| format \|.*?\n\n", text, flags=re.DOTALL).group()
+    assert set(re.findall(r"^\| `([\w-]+)` \|", table, flags=re.MULTILINE)) == set(READERS)
+
+
+def test_the_recipe_page_names_every_key_and_no_other():
+    text = (REPOSITORY / "docs" / "recipes.md").read_text("utf-8")
+    documented = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?) \|", text, flags=re.MULTILINE))))
+    spelled = {"candidates": "from", "columns": "from", "height_px": "size", "width_px": "size"}
+    kinds = (Recipe, ViewRecipe, SignalRecipe, FrameRecipe)
+    known = {spelled.get(field.name, field.name) for kind in kinds for field in fields(kind)}
+    assert documented == known - {"views", "signals", "frames"}
+    assert all(f"`{name}`" in text for name in BUILT_IN)
+
+
+@pytest.mark.parametrize("page", ["docs/recipes.md", "docs/formats.md"])
+def test_recipes_in_the_documentation_are_accepted(page):
+    examples = blocks(page, "toml")
+    assert examples
+    for example in examples:
+        recipe_from_mapping(tomllib.loads(example), "example")
