@@ -35,7 +35,8 @@ Recipe = Annotated[
 
 def main() -> NoReturn:
     """Run the command line; errors become one line on standard error and the documented exit code."""
-    signal.signal(signal.SIGTERM, _terminate)  # schedulers send it before they kill: stop as Ctrl-C does
+    for number in (signal.SIGINT, signal.SIGTERM):  # schedulers send SIGTERM before they kill: stop as Ctrl-C does
+        signal.signal(number, _stop)
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
@@ -44,8 +45,8 @@ def main() -> NoReturn:
         if debug:
             raise
         _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        _fail("stopped; what was finished is kept, and the same command continues", 130)
+    except Stopped as stopped:
+        _fail("stopped; what was finished is kept, and the same command continues", 128 + stopped.signal)
     except BrokenPipeError:  # `headrace ... | head`
         sys.stderr.close()
         raise SystemExit(1) from None
@@ -56,8 +57,17 @@ def main() -> NoReturn:
     raise SystemExit(0)
 
 
-def _terminate(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+class Stopped(BaseException):
+    """A signal asked the program to stop; no library takes it for a KeyboardInterrupt that it may answer itself."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal = number
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)  # asked twice, the process dies at once: nothing is lost by that either
+    raise Stopped(number)
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -220,33 +220,23 @@ def print_dataset(summary: Mapping[str, Any]) -> None:
         f"{summary['num_episodes']:,} episode{_s(summary['num_episodes'])}, {summary['num_steps']:,} steps "
         f"({summary['num_invalid_steps']} invalid), {nbytes_text(summary['nbytes'])} from {nbytes_text(summary['source_nbytes'])} raw"
     )
-    table = _table("array", "shape", "dtype", "on disk", "made from")
-    made = {**{f"rgb_{k}": v for k, v in summary["views_from"].items()}, **summary["signals_from"]}
+    for target, sources in summary["views_from"].items():
+        console.print(Text(f"view {target} <- {' or '.join(sources) or 'nothing'}"), soft_wrap=True)
+    for name, columns in summary["signals_from"].items():
+        more = f", ... ({len(columns)} columns)" if len(columns) > 6 else ""
+        console.print(Text(f"{name} <- {', '.join(columns[:6])}{more}"), soft_wrap=True)
+    table = _table("array", "shape", "dtype", "on disk")
     for name, array in summary["arrays"].items():
-        sources = made.get(name, [])
-        origin = (", ".join(sources[:3]) + (f", ... ({len(sources)})" if len(sources) > 3 else "")) or (
-            "nothing" if name in made else ""
-        )
         shape = " x ".join(f"{side:,}" for side in array["shape"])
-        table.add_row(*map(Text, (name, shape, array["dtype"], nbytes_text(array["nbytes"]), origin)))
+        table.add_row(*map(Text, (name, shape, array["dtype"], nbytes_text(array["nbytes"]))))
     console.print(table)
-    table = _table("episode", "steps", "rate", "measured", "views", "instruction")
+    table = _table("episode", "steps", "rate", "measured", "masked views", "instruction")
     for row in summary["episodes"][:SHOWN_ROWS]:
-        said = row["instructions"][0][:50] if row["instructions"] else ""
+        said = row["instructions"][0] if row["instructions"] else ""
         steps = f"{row['stop'] - row['start']:,}" + (f" ({row['num_invalid']} invalid)" if row["num_invalid"] else "")
-        table.add_row(
-            *map(
-                Text,
-                (
-                    row["key"],
-                    steps,
-                    f"{row['rate_hz']:g} Hz",
-                    f"{row['rate_measured_hz']:.2f} Hz",
-                    ", ".join(row["views"]),
-                    said,
-                ),
-            )
-        )
+        masked = ", ".join(view for view in summary["views_from"] if view not in row["views"]) or "none"
+        rates = f"{row['rate_hz']:g} Hz", f"{row['rate_measured_hz']:.2f} Hz"
+        table.add_row(*map(Text, (row["key"], steps, *rates, masked, said[:60])))
     console.print(table)
     _print_more(console, summary["episodes"], "episodes")
     if summary["quarantined"]:

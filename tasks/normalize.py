@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Float64, Shaped, UInt8
 
 from schemas.errors import SchemaError
-from tasks.kernels.affine import CHANNELS_FIRST, CHANNELS_LAST, Terms, affine_rows, make_scratch, split_terms
+from tasks.kernels.affine import BLOCK, CHANNELS_FIRST, CHANNELS_LAST, Terms, affine_rows, make_scratch, split_terms
 from tasks.kernels.vectors import LINE_NBYTES
 
 Constants = Sequence[float] | Float64[np.ndarray, " dim"]
@@ -20,7 +20,6 @@ UNIT_MEAN, UNIT_STD = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
 SIGNED_MEAN, SIGNED_STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 """To [-1, 1], as openpi's ``Observation.from_dict``."""
 
-_PERIOD_PX = 256
 _PAST_CACHES_NBYTES = 1 << 24
 """Batches from this size on are written past the caches, where they would not be found again anyway."""
 
@@ -49,7 +48,7 @@ def normalize_images(
     pixels.flags.writeable = False  # one compilation serves read-only and writable arrays
     *batch, height, width, channels = frames.shape
     if channels == 3 and out.shape == frames.shape:
-        run, terms = CHANNELS_LAST, _terms(_three(mean), _three(std), _PERIOD_PX)
+        run, terms = CHANNELS_LAST, _terms(_three(mean), _three(std), BLOCK // 3 + 2)
         pixels = pixels.reshape(-1)
     elif channels == 3 and out.shape == (*batch, 3, height, width):
         run, terms = CHANNELS_FIRST, _terms(_three(mean), _three(std), 1)

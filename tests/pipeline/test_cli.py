@@ -22,7 +22,7 @@ class Result:
 @pytest.fixture
 def headrace(monkeypatch, capsys):
     """Call the command line in this process."""
-    handler = signal.getsignal(signal.SIGTERM)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def call(*arguments: object) -> Result:
         monkeypatch.setattr(sys, "argv", ["headrace", *map(str, arguments)])
@@ -32,7 +32,8 @@ def headrace(monkeypatch, capsys):
         return Result(int(ended.value.code or 0), captured.out, captured.err)
 
     yield call
-    signal.signal(signal.SIGTERM, handler)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -81,6 +81,21 @@ def test_a_run_killed_three_times_ends_as_if_nothing_had_happened(prepared):
     check(prepared, times=3, seed=0)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_a_run_within_ten_seconds_and_the_same_command_continues(prepared, number):
+    out = prepared / "out"
+    process = start(prepared / "raw", out, prepared / "tiny.toml")
+    wait_for_journal(process, Path(f"{out}.work") / "journal", 5)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=10)
+    assert process.returncode == 128 + number
+    assert said.splitlines()[-1] == "headrace: stopped; what was finished is kept, and the same command continues"
+    process = start(prepared / "raw", out, prepared / "tiny.toml")
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0 and "are finished already" in said
+    assert tree(out) == tree(prepared / "whole")
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(1, 41))
 def test_runs_killed_at_random_moments_end_as_if_nothing_had_happened(prepared, seed):
