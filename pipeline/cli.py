@@ -200,6 +200,31 @@ def verify(
     raise typer.Exit(0 if report.ok else 1)
 
 
+@app.command()
+def stats(
+    out: Dataset,
+    format: Annotated[
+        str, typer.Option("--format", help="openpi, lerobot, lerobot-episodes or diffusion-policy.")
+    ] = "openpi",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; standard output unless given.")
+    ] = None,
+    horizon: Annotated[
+        int | None, typer.Option(help="Steps of an action chunk; the recipe's unless given.", min=1)
+    ] = None,
+    delta: Annotated[str, typer.Option(help="Delta dimensions as openpi spells them, such as 6,-1,6,-1.")] = "",
+    tail: Annotated[str, typer.Option(help="repeat the last action, or drop chunks that are not whole.")] = "repeat",
+) -> None:
+    """Compute statistics of what training sees, exactly and without touching a pixel."""
+    from pipeline.stats_export import parse_delta, stats_file
+
+    data = stats_file(out, format, horizon=horizon, delta_mask=parse_delta(delta), tail=tail)
+    if output is None:
+        sys.stdout.write(data.decode())
+    else:
+        output.write_bytes(data)
+
+
 @recipe_app.command("list")
 def recipe_list(json: Json = False) -> None:
     """List the built-in recipes."""

@@ -173,26 +173,50 @@ def runs(mask: np.ndarray) -> Iterator[tuple[int, int]]:
 
 def _fill_rows(part: Rows, want: RowsWanted) -> None:
     """Read the recipe's signals at the aligned steps; a row that is not finite is refused."""
-    methods = {signal.name: signal.align for signal in want.recipe.signals}
-    faulty = np.zeros(len(part.steps), np.bool_)
+    ref = part.segment.episode.ref
+    found, faulty = _read_columns(part, want)
     for name, columns in want.bindings.signals.items():
-        alignment = part.alignment[methods[name]]
-        values, faults = _mixed(part.segment, columns, alignment)
-        part.faults += [fault for fault in faults if fault not in part.faults]
-        for fault in faults:
-            faulty |= (alignment.lower >= fault.start) & (alignment.lower < fault.stop)
+        values = np.concatenate([found[name, column] for column in columns], axis=1)
         part.columns[name][:] = np.where(np.isfinite(values), values, 0)
         bad = ~np.isfinite(values).all(axis=1) | ~np.isfinite(part.columns[name]).all(axis=1)
         _refuse_non_finite(part, bad, bad & ~faulty, name)
     part.columns["valid"] &= ~faulty
-    if any(signal.name == "instruction_index" for signal in part.segment.episode.ref.signals):
-        values, _ = signals(part.segment.reader, part.segment.episode.ref, ["instruction_index"], part.steps)
-        known = max(len(part.segment.episode.ref.instructions), 1)
-        index = np.nan_to_num(values[:, 0], nan=0.0)
-        part.columns["instruction_index"][:] = np.where((index >= 0) & (index < known), index, 0)
+    if ("", "instruction_index") in found:
+        index = np.nan_to_num(found["", "instruction_index"][:, 0], nan=0.0)
+        part.columns["instruction_index"][:] = np.where(
+            (index >= 0) & (index < max(len(ref.instructions), 1)), index, 0
+        )
 
 
-def _mixed(segment: Segment, columns: tuple[str, ...], alignment: Alignment) -> tuple[np.ndarray, tuple[Fault, ...]]:
+def _read_columns(part: Rows, want: RowsWanted) -> tuple[dict[tuple[str, str], np.ndarray], np.ndarray]:
+    """Read every column once for all signals that are aligned alike: a record a step is parsed once, not once a signal.
+
+    Returns rows by ``(signal, column)``, and which rows a fault already explains.
+    """
+    ref, faulty = part.segment.episode.ref, np.zeros(len(part.steps), np.bool_)
+    methods = {signal.name: signal.align for signal in want.recipe.signals}
+    wanted = [(methods[name], name, column) for name, columns in want.bindings.signals.items() for column in columns]
+    if any(signal.name == "instruction_index" for signal in ref.signals):
+        wanted.append(("nearest", "", "instruction_index"))
+    groups: dict[int, list[tuple[str, str, str]]] = {}
+    for item in wanted:
+        groups.setdefault(id(part.alignment[item[0]]), []).append(item)
+    found: dict[tuple[str, str], np.ndarray] = {}
+    for items in groups.values():
+        alignment = part.alignment[items[0][0]]
+        names = list(dict.fromkeys(column for _, _, column in items))
+        values, faults = _mixed(part.segment, names, alignment)
+        part.faults += [fault for fault in faults if fault not in part.faults]
+        for fault in faults:
+            whole = fault.start == fault.stop
+            faulty |= whole | ((alignment.lower >= fault.start) & (alignment.lower < fault.stop))
+        ends = np.cumsum([ref.signal(name).size for name in names])
+        rows = dict(zip(names, np.split(values, ends[:-1], axis=1), strict=True))
+        found.update({(name, column): rows[column] for _, name, column in items})
+    return found, faulty
+
+
+def _mixed(segment: Segment, columns: list[str], alignment: Alignment) -> tuple[np.ndarray, tuple[Fault, ...]]:
     ref = segment.episode.ref
     lower, faults = signals(segment.reader, ref, columns, alignment.lower)
     if np.array_equal(alignment.lower, alignment.upper):

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -93,15 +94,23 @@ def read_provenance(reader: Reader, ref: EpisodeRef) -> Provenance:
 
 
 def _digest_file(root: Path, path: Path) -> tuple[str, int, str]:
-    digest, nbytes = xxhash.xxh3_128(), 0
     try:
-        with (root / path).open("rb", buffering=0) as file:
-            while block := file.read(_READ_NBYTES):
-                digest.update(block)
-                nbytes += len(block)
+        status = (root / path).stat()
+        nbytes, xxh3 = _digest(str(root / path), status.st_size, status.st_mtime_ns, status.st_ino)
     except OSError:
         return path.as_posix(), -1, ""
-    return path.as_posix(), nbytes, digest.hexdigest()
+    return path.as_posix(), nbytes, xxh3
+
+
+@lru_cache(maxsize=1024)
+def _digest(path: str, nbytes: int, mtime_ns: int, inode: int) -> tuple[int, str]:
+    """Digest a file; kept by process, since hundreds of episodes may lie in one file, and each asks for its digest."""
+    digest, found = xxhash.xxh3_128(), 0
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(_READ_NBYTES):
+            digest.update(block)
+            found += len(block)
+    return found, digest.hexdigest()
 
 
 def write_provenance(root: str, reader: Reader, episode: PlannedEpisode, number: int) -> int:
@@ -113,14 +122,6 @@ def write_provenance(root: str, reader: Reader, episode: PlannedEpisode, number:
     path = workspace.parts / f"source-{number:08d}.json"
     write_atomic(path, json.dumps(value, separators=(",", ":")).encode("utf-8", "surrogateescape"), workspace.tmp)
     return sum(max(nbytes, 0) for _, nbytes, _ in found.files)
-
-
-def content_digest(files: Sequence[tuple[str, int, str]]) -> str:
-    """Digest what an episode's files contain, whatever they are called and wherever they lie."""
-    digest = xxhash.xxh3_128()
-    for _, nbytes, xxh3 in files:
-        digest.update(f"{nbytes} {xxh3}\n".encode())
-    return digest.hexdigest()
 
 
 def all_faults(sources: Sequence[Source]) -> Iterator[tuple[str, Fault]]:

@@ -1,18 +1,15 @@
 """Statistics files of a dataset, in the formats that training stacks read."""
 
 import json
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from pipeline.stats import ACTIONS, STATE, Samples, samples_stats, summarize
 from pipeline.store.metadata import DatasetInfo, read_info
-from pipeline.store.shards import ShardReader, shard_path
-from pipeline.store.tables import manifest_rows, read_table
+from pipeline.store.rows import RowReader
 from schemas.errors import DatasetError, UsageError, locate
 from tasks import stats
 
@@ -27,23 +24,15 @@ class DatasetRows:
 
     def __init__(self, path: str | Path) -> None:
         self.info: DatasetInfo = read_info(path)
-        self._manifest = manifest_rows(read_table(self.info, "manifest"))
-        self._shards: dict[tuple[str, int], ShardReader] = {}
-        self._opening = threading.Lock()
+        self._rows = RowReader(self.info)
 
     def read(self, array: str, start: int, stop: int) -> np.ndarray:
-        """Return rows ``[start, stop)`` of an array, in as many reads as shards hold them."""
+        """Return rows ``[start, stop)`` of an array."""
         if array not in self.info.arrays:
             raise DatasetError(
                 f"expected one of the arrays {sorted(self.info.arrays)}, found {array!r}; see `headrace info`"
             )
-        size = self.info.arrays[array].shard_steps
-        shards = range(start // size, max(-(-stop // size), start // size + 1))
-        parts = [
-            self._shard(array, shard).rows(max(start - shard * size, 0), min(stop - shard * size, size))
-            for shard in shards
-        ]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return self._rows.read(array, start, stop)
 
     def samples(self, *, horizon: int = 1, tail: str = "repeat", delta_mask: Sequence[bool] | None = None) -> Samples:
         """Return what training samples from the dataset."""
@@ -60,27 +49,22 @@ class DatasetRows:
         """Name those of state and actions that the dataset has."""
         return tuple(name for name in (STATE, ACTIONS) if name in self.info.arrays)
 
-    def close(self) -> None:
-        """Close all shards."""
-        for reader in self._shards.values():
-            reader.close()
-        self._shards.clear()
 
-    def _shard(self, array: str, shard: int) -> ShardReader:
-        with self._opening:
-            if (array, shard) not in self._shards:
-                spec = self.info.arrays[array]
-                path = self.info.root / shard_path(spec, shard)
-                self._shards[array, shard] = ShardReader(path, spec, self._manifest.get((array, shard)))
-            return self._shards[array, shard]
+def parse_delta(text: str) -> tuple[bool, ...] | None:
+    """Parse ``--delta`` as openpi's ``make_bool_mask`` is called; None where it is empty.
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    >>> parse_delta("2,-1")
+    (True, True, False)
+    """
+    if not text:
+        return None
+    try:
+        lengths = [int(part) for part in text.split(",")]
+    except ValueError:
+        lengths = [0]
+    if 0 in lengths or sum(map(abs, lengths)) > 4096:
+        raise UsageError(f"expected --delta as lengths such as 6,-1,6,-1, found {text!r}; correct it")
+    return stats.delta_mask(*lengths)
 
 
 def dataset_norm_stats(
@@ -92,10 +76,10 @@ def dataset_norm_stats(
     threads: int = 1,
 ) -> dict[str, Any]:
     """Return openpi's ``norm_stats.json`` content for a dataset; the horizon is its recipe's unless given."""
-    with DatasetRows(path) as rows:
-        chosen = int(rows.info.recipe["horizon"]) if horizon is None else horizon
-        samples = rows.samples(horizon=chosen, tail=tail, delta_mask=delta_mask)
-        return samples_stats(samples, rows.signals(), threads=threads)
+    rows = DatasetRows(path)
+    chosen = int(rows.info.recipe["horizon"]) if horizon is None else horizon
+    samples = rows.samples(horizon=chosen, tail=tail, delta_mask=delta_mask)
+    return samples_stats(samples, rows.signals(), threads=threads)
 
 
 def lerobot_stats(samples: Samples, arrays: Sequence[str] = (STATE, ACTIONS), *, threads: int = 1) -> dict[str, Any]:
@@ -171,16 +155,14 @@ def stats_file(
         raise UsageError(
             f"expected --horizon, --delta and --tail with openpi alone, found them with {format}; leave them out"
         )
-    with DatasetRows(path) as rows:
-        samples, arrays = rows.samples(), rows.signals()
-        if format == "lerobot":
-            return _json(lerobot_stats(samples, arrays, threads=threads), indent=4) + b"\n"
-        if format == "lerobot-episodes":
-            return b"".join(_json(line) + b"\n" for line in lerobot_episode_stats(samples, arrays))
-        names = {ACTIONS: "action", STATE: "state"}
-        return (
-            _json(normalizer_values(samples, {name: names[name] for name in arrays}, threads=threads), indent=2) + b"\n"
-        )
+    rows = DatasetRows(path)
+    samples, arrays = rows.samples(), rows.signals()
+    if format == "lerobot":
+        return _json(lerobot_stats(samples, arrays, threads=threads), indent=4) + b"\n"
+    if format == "lerobot-episodes":
+        return b"".join(_json(line) + b"\n" for line in lerobot_episode_stats(samples, arrays))
+    names = {ACTIONS: "action", STATE: "state"}
+    return _json(normalizer_values(samples, {name: names[name] for name in arrays}, threads=threads), indent=2) + b"\n"
 
 
 def _lerobot_entry(summary: stats.Summary) -> dict[str, list[float]]:

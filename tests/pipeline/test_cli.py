@@ -185,3 +185,19 @@ def test_debug_shows_the_traceback(headrace, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["headrace", "inspect", str(tmp_path / "absent"), "--debug"])
     with pytest.raises(SourceError):
         main()
+
+
+def test_statistics_are_printed_or_written_in_each_format(headrace, raw, tmp_path):
+    convert(headrace, tmp_path)
+    out = tmp_path / "out"
+    printed = json.loads(headrace("stats", out).out)
+    assert set(printed["norm_stats"]) == {"state", "actions"}
+    assert printed["headrace"]["horizon"] == 4
+    speeds = [1000 + step for step in range(5)] + [2000 + step for step in range(6)]
+    assert printed["norm_stats"]["state"]["mean"][0] == pytest.approx(sum(speeds) / 11)
+    assert headrace("stats", out, "--format", "lerobot", "-o", tmp_path / "stats.json").out == ""
+    assert json.loads((tmp_path / "stats.json").read_text())["action"]["count"] == [11]
+    delta = json.loads(headrace("stats", out, "--delta", "1", "--horizon", 2).out)
+    assert delta["headrace"]["delta_mask"] == [True]
+    for wrong in (["--delta", "a"], ["--delta", "1,-1"], ["--format", "xml"], ["--format", "lerobot", "--horizon", 3], ["--tail", "x"]):
+        assert headrace("stats", out, *wrong).code == 2

@@ -264,8 +264,8 @@ def test_damaged_rows_are_refused(built, tmp_path):
 
 def test_lerobot_statistics_count_every_valid_step_once(built):
     kept = built.arrays["state"][built.arrays["valid"]]
-    with DatasetRows(built.root) as rows:
-        found = lerobot_stats(rows.samples())
+    rows = DatasetRows(built.root)
+    found = lerobot_stats(rows.samples())
     entry = found["observation.state"]
     assert list(found) == ["observation.state", "action"]
     assert entry["count"] == [44]
@@ -290,8 +290,8 @@ def test_an_episode_of_nan_alone_is_named():
 
 
 def test_normalizer_values_are_named_as_the_state_dict_of_linear_normalizer(built):
-    with DatasetRows(built.root) as rows:
-        found = normalizer_values(rows.samples(), {"state": "agent_pos"})
+    rows = DatasetRows(built.root)
+    found = normalizer_values(rows.samples(), {"state": "agent_pos"})
     prefix = "params_dict.agent_pos"
     inputs = [f"{prefix}.input_stats.{name}" for name in ("min", "max", "mean", "std")]
     assert list(found) == [f"{prefix}.scale", f"{prefix}.offset", *inputs]
