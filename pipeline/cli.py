@@ -125,6 +125,9 @@ def convert(
     on_bad_frame: Annotated[str | None, typer.Option(help="mask, drop-episode or stop.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first refused piece of input.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Discard an unfinished run.")] = False,
+    rehash: Annotated[
+        bool, typer.Option("--rehash", help="Compare source files by content, not by size and time.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     format: Format = "",
     workers: Annotated[
@@ -158,6 +161,7 @@ def convert(
             on_bad_frame=on_bad_frame,
             strict=strict,
             restart=restart,
+            rehash=rehash,
             dry_run=dry_run,
             format=format,
             cluster=ClusterOptions(workers=workers, threads=threads, memory=memory, scheduler=scheduler),

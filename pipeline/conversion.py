@@ -11,12 +11,14 @@ from pipeline.cluster import ClusterOptions
 from pipeline.commit import commit, write_array_documents
 from pipeline.commit_rows import Finished
 from pipeline.incremental import (
+    NOTHING,
+    Changes,
+    Seen,
     discard_uncommitted,
-    known_files,
+    find_changes,
     read_previous,
     recipe_differences,
     refuse_other_recipe,
-    same_content,
 )
 from pipeline.jobs import Tasks, finished_tasks
 from pipeline.plan import (
@@ -64,6 +66,8 @@ class ConvertOptions:
     """Stop at the first piece of input that would be quarantined."""
     restart: bool = False
     """Discard an unfinished run."""
+    rehash: bool = False
+    """Compare every source file by content, whatever its size and time say."""
     dry_run: bool = False
     """Plan, print, and stop."""
     cluster: ClusterOptions = ClusterOptions()
@@ -136,17 +140,6 @@ def _refuse_overlap(paths: Sequence[str | Path], root: Path) -> None:
         raise UsageError(f"expected a folder for the dataset, found a file at {root}; choose another place")
 
 
-@dataclass(frozen=True, slots=True)
-class _News:
-    """What the sources hold that the dataset does not."""
-
-    episodes: list[tuple[str, EpisodeRef, str]]
-    """``(source, episode, fingerprint)``."""
-    unchanged: dict[str, str]
-    """``source/key -> fingerprint`` of the known ones."""
-    removed: tuple[str, ...]
-
-
 class _Conversion:
     """One call of :func:`convert`."""
 
@@ -163,13 +156,13 @@ class _Conversion:
     def preview(self) -> ConvertReport:
         """Plan and stop."""
         if self.workspace.plan.exists() and not self.asked.restart:
-            plan, news = self._resume(), _News([], {}, ())
+            plan, found = self._resume(), NOTHING
         else:
-            news = self._news()
-            plan = self._plan(news)
+            found = self._changes()
+            plan = self._plan(found)
         if plan.episodes:
             self.watch.planned(plan, estimate(plan, self.asked.cluster.num_workers, self.root), 0)
-        return self._report(plan, news, {}, reused=0, complete=False)
+        return self._report(plan, found, {}, reused=0, complete=False)
 
     def run(self, lock: Lock) -> ConvertReport:
         """Finish an unfinished plan, then make the next generation if there is anything new."""
@@ -180,20 +173,20 @@ class _Conversion:
             if self.previous is not None and self.previous.generation >= plan.generation:
                 self._tidy()
             else:
-                report = self._make(plan, _News([], {}, ()), lock)
+                report = self._make(plan, NOTHING, lock)
                 self.previous = read_info(self.root)
-                news = self._news()
-                if not news.episodes:
+                found = self._changes()
+                if not found.new:
                     return report
-                self.watch.said(f"{len(news.episodes)} new episodes since that plan: they form the next generation")
-        news = self._news()
-        plan = self._plan(news)
+                self.watch.said(f"{len(found.new)} new episodes since that plan: they form the next generation")
+        found = self._changes()
+        plan = self._plan(found)
         if not plan.episodes:
-            return self._nothing_new(plan, news)
+            return self._nothing_new(plan, found)
         discard_uncommitted(self.root, self.previous)
         self.workspace.prepare()
         write_json(self.workspace.plan, plan_to_json(plan), self.workspace.tmp)
-        return self._make(plan, news, lock)
+        return self._make(plan, found, lock)
 
     def _tidy(self) -> None:
         """Finish a run that was killed between its commit and its end."""
@@ -203,14 +196,15 @@ class _Conversion:
             write_array_documents(self.root, arrays, self.workspace.tmp)
         self.workspace.clean()
 
-    def _nothing_new(self, plan: Plan, news: _News) -> ConvertReport:
+    def _nothing_new(self, plan: Plan, found: Changes) -> ConvertReport:
         if self.previous is None:
             refused = [f"{fault.episode or source}: {fault.message}" for source, fault in plan.faults]
-            found = "; ".join(refused[:3]) or "none"
+            shown = "; ".join(refused[:3]) or "none"
             raise SourceError(
-                f"expected at least one usable episode, found {len(refused)} refused ({found}); see `inspect`"
+                f"expected at least one usable episode, found {len(refused)} refused ({shown}); see `inspect`"
             )
-        return self._report(plan, news, {}, reused=0, complete=True)
+        self._remember(plan, found)
+        return self._report(plan, found, {}, reused=0, complete=True)
 
     def _resume(self) -> Plan:
         plan = plan_from_json(read_json(self.workspace.plan, "the plan of an unfinished run"))
@@ -241,35 +235,14 @@ class _Conversion:
             elif fingerprint(self.readers[episode.source], ref) != episode.fingerprint:
                 yield f"files of episode {episode.ref.key} were touched"
 
-    def _news(self) -> _News:
-        """Compare the sources with the dataset: new, unchanged, removed; changed ones are refused."""
-        known = known_files(self.previous)
-        seen = read_json(self.workspace.seen, "what was seen") if self.workspace.seen.exists() else {}
-        new: dict[str, tuple[str, EpisodeRef, str]] = {}
-        unchanged: dict[str, str] = {}
-        changed: list[str] = []
-        for source in self.sources:
-            for ref in source.index.episodes:
-                name = f"{source.name}/{ref.key}"
-                if name in new or name in unchanged:
-                    continue  # noted by all_faults as a duplicate
-                mark = fingerprint(source.reader, ref)
-                if name not in known:
-                    new[name] = (source.name, ref, mark)
-                elif seen.get(name) == mark or same_content(source, ref, known[name]):
-                    unchanged[name] = mark
-                else:
-                    changed.append(name)
-        if changed:
-            raise PlanError(
-                f"expected the converted episodes to be as they were, found {len(changed)} changed: {', '.join(changed[:5])}; "
-                "restore them, or convert into a new dataset"
-            )
-        return _News(list(new.values()), unchanged, tuple(sorted(known.keys() - unchanged.keys())))
+    def _changes(self) -> Changes:
+        """Compare the sources with the dataset as it is now."""
+        seen = Seen.load(self.workspace)
+        return find_changes(self.previous, self.sources, seen, rehash=self.asked.rehash)
 
-    def _plan(self, news: _News) -> Plan:
+    def _plan(self, found: Changes) -> Plan:
         indexes = [source.index for source in self.sources]
-        faults = list(all_faults(self.sources))
+        faults = [*all_faults(self.sources), *found.duplicates]
         if self.previous is None:
             if not any(index.episodes for index in indexes):
                 return self._empty_plan(faults)
@@ -280,7 +253,7 @@ class _Conversion:
             bindings = bindings_from_json(self.previous.attributes["bindings"])
             shard_steps = self.previous.shard_steps
         accepted: list[tuple[str, EpisodeRef, str]] = []
-        for name, ref, mark in news.episodes:
+        for name, ref, mark in found.new:
             with locate(source=name):
                 fault = usable(ref, self.recipe, bindings)
             if fault is None:
@@ -333,7 +306,7 @@ class _Conversion:
             faults=tuple(faults),
         )
 
-    def _make(self, plan: Plan, news: _News, lock: Lock) -> ConvertReport:
+    def _make(self, plan: Plan, found: Changes, lock: Lock) -> ConvertReport:
         """Run what the journal does not name, then commit."""
         self.workspace.prepare()
         journal = Journal(self.workspace.journal)
@@ -352,18 +325,19 @@ class _Conversion:
             raise _disk_error(error, self.root) from error
         finally:
             journal.close()
-        self._remember(plan, news)
+        self._remember(plan, found)
         self.workspace.clean()
-        return self._report(plan, news, results, reused=reused, complete=True)
+        return self._report(plan, found, results, reused=reused, complete=True)
 
-    def _remember(self, plan: Plan, news: _News) -> None:
-        seen = read_json(self.workspace.seen, "what was seen") if self.workspace.seen.exists() else {}
-        seen.update(news.unchanged)
-        seen.update({"/".join(episode.name): episode.fingerprint for episode in plan.episodes})
-        write_json(self.workspace.seen, seen, self.workspace.tmp)
+    def _remember(self, plan: Plan, found: Changes) -> None:
+        before = Seen.load(self.workspace)
+        marks = {"/".join(episode.name): episode.fingerprint for episode in plan.episodes}
+        after = Seen({**before.marks, **found.seen.marks, **marks}, {**before.moved, **found.seen.moved})
+        if after != before:
+            after.save(self.workspace)
 
     def _report(
-        self, plan: Plan, news: _News, results: Mapping[int, ShardResult], *, reused: int, complete: bool
+        self, plan: Plan, found: Changes, results: Mapping[int, ShardResult], *, reused: int, complete: bool
     ) -> ConvertReport:
         faults = {*plan.faults} if plan.episodes else set()
         faults |= {fault for result in results.values() for fault in result.faults}
@@ -383,8 +357,9 @@ class _Conversion:
             shards_reused=reused,
             nbytes=sum(row.nbytes for result in results.values() for row in result.rows),
             seconds=time.monotonic() - self.began_s,
-            unchanged_episodes=len(news.unchanged),
-            removed_episodes=news.removed,
+            unchanged_episodes=found.unchanged,
+            moved_episodes=found.moved,
+            removed_episodes=found.removed,
             views=plan.bindings.views,
             signals=plan.bindings.signals,
             quarantined={reason: reasons.count(reason) for reason in dict.fromkeys(reasons)},

@@ -1,17 +1,20 @@
 """What a dataset, an unfinished plan and the sources have in common, and what changed between them."""
 
+import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.sources import Source, read_provenance
+from pipeline.sources import Source, digest_file, fingerprint, forget_digests
 from pipeline.store.metadata import ROOT_DOCUMENT, DatasetInfo, read_info
 from pipeline.store.tables import manifest_rows, read_table
-from pipeline.workspace import Workspace
-from schemas.errors import PlanError, UsageError
+from pipeline.workspace import Workspace, write_json
+from schemas.errors import PlanError, Reason, UsageError
 from schemas.recipe import Recipe, recipe_from_mapping, recipe_to_mapping
-from schemas.source import EpisodeRef
+from schemas.source import EpisodeRef, Fault
 
 
 def read_previous(root: Path, workspace: Workspace) -> DatasetInfo | None:
@@ -48,22 +51,148 @@ def discard_uncommitted(root: Path, previous: DatasetInfo | None) -> None:
                 file.unlink()
 
 
-def known_files(previous: DatasetInfo | None) -> dict[str, set[tuple[str, int, str]]]:
-    """Return ``source/key -> {(path, nbytes, xxh3)}`` of the dataset's episodes."""
+Files = tuple[tuple[str, int, str], ...]
+"""``(path, nbytes, xxh3)`` of an episode's files, in its reader's order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the last run saw of the sources: a cache beside the dataset, which may be lost."""
+
+    marks: dict[str, str]
+    """``source/key -> fingerprint`` by which an untouched episode is known without reading it."""
+    moved: dict[str, str]
+    """``source/key now -> source/key in the dataset`` of episodes that were found again under another name."""
+
+    @staticmethod
+    def load(workspace: Workspace) -> "Seen":
+        """Read the cache; an absent or damaged one is empty."""
+        try:
+            value = json.loads(workspace.seen.read_bytes())
+            return Seen(dict(value["marks"]), dict(value["moved"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return Seen({}, {})
+
+    def save(self, workspace: Workspace) -> None:
+        """Write the cache."""
+        write_json(workspace.seen, {"marks": self.marks, "moved": self.moved}, workspace.tmp)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What the sources hold, compared with the dataset."""
+
+    new: list[tuple[str, EpisodeRef, str]]
+    """``(source, episode, fingerprint)``."""
+    seen: Seen
+    """What is known of the others now."""
+    unchanged: int
+    moved: tuple[str, ...]
+    """``old -> new`` names."""
+    removed: tuple[str, ...]
+    duplicates: tuple[tuple[str, Fault], ...]
+    """``(source, fault)`` of episodes whose content the dataset has under a name that is still there."""
+
+
+NOTHING = Changes([], Seen({}, {}), 0, (), (), ())
+"""No comparison was made: an unfinished plan comes first."""
+
+
+def find_changes(
+    previous: DatasetInfo | None, sources: Sequence[Source], seen: Seen, *, rehash: bool = False
+) -> Changes:
+    """Compare sources and dataset: by size and time first, then by content, so that touching, moving and renaming change nothing.
+
+    With ``rehash`` nothing is believed by size and time. PlanError where an episode changed.
+    """
+    if rehash:
+        forget_digests()
+    known = known_files(previous)
+    present = {f"{source.name}/{ref.key}": (source, ref) for source in sources for ref in source.index.episodes}
+    marks = {name: fingerprint(source.reader, ref) for name, (source, ref) in present.items()}
+    contents = _Contents(known)
+    new, moved, duplicates, changed = [], {}, [], []
+    for name, (source, ref) in present.items():
+        old = name if name in known else seen.moved.get(name, "")
+        if old in known and not rehash and seen.marks.get(name) == marks[name]:
+            pass
+        elif name in known:
+            if _read_files(source, ref) != known[name]:
+                changed.append(name)
+            continue
+        else:
+            old = contents.find(source, ref)
+        if not old:
+            new.append((source.name, ref, marks[name]))
+        elif old in present and old != name:
+            message = f"expected each recording once, found the content of {old!r} again; remove one of them"
+            duplicates.append((source.name, Fault(reason=Reason.DUPLICATE, message=message, episode=ref.key)))
+        elif old != name:
+            moved[name] = old
+    if changed:
+        raise PlanError(
+            f"expected the converted episodes to be as they were, found {len(changed)} changed: {', '.join(changed[:5])}; "
+            "restore them, or convert into a new dataset"
+        )
+    accounted = {*moved.values(), *(name for name in present if name in known)}
+    return Changes(
+        new,
+        Seen({name: mark for name, mark in marks.items() if name in known or name in moved}, moved),
+        unchanged=len(accounted),
+        moved=tuple(f"{old} -> {name}" for name, old in moved.items()),
+        removed=tuple(sorted(known.keys() - accounted)),
+        duplicates=tuple(duplicates),
+    )
+
+
+class _Contents:
+    """Episodes of the dataset by what their files contain, whatever they are called."""
+
+    def __init__(self, known: Mapping[str, Files]) -> None:
+        self._names: dict[tuple[object, ...], str] = {}
+        self._sizes: set[tuple[int, int]] = set()
+        ordinals: Counter[tuple[str, ...]] = Counter()
+        for name, files in known.items():
+            # Episodes that lie in one file share its digest: which one it is, is said by its place among them.
+            paths = tuple(path for path, _, _ in files)
+            self._names.setdefault((ordinals[paths], *_content(files)), name)
+            self._sizes.add((len(files), sum(nbytes for _, nbytes, _ in files)))
+            ordinals[paths] += 1
+        self._ordinals: Counter[tuple[str, ...]] = Counter()
+
+    def find(self, source: Source, ref: EpisodeRef) -> str:
+        """Return the name under which the dataset has this episode, or an empty string; files are read only if sizes agree."""
+        paths = tuple(path.as_posix() for path in source.reader.files(ref))
+        ordinal = self._ordinals[source.name, *paths]
+        self._ordinals[source.name, *paths] += 1
+        try:
+            nbytes = sum((source.reader.root / path).stat().st_size for path in paths)
+        except OSError:
+            return ""
+        if (len(paths), nbytes) not in self._sizes:
+            return ""
+        return self._names.get((ordinal, *_content(_read_files(source, ref))), "")
+
+
+def _content(files: Files) -> tuple[tuple[int, str], ...]:
+    return tuple((nbytes, xxh3) for _, nbytes, xxh3 in files)
+
+
+def _read_files(source: Source, ref: EpisodeRef) -> Files:
+    return tuple(digest_file(source.reader.root, path) for path in source.reader.files(ref))
+
+
+def known_files(previous: DatasetInfo | None) -> dict[str, Files]:
+    """Return ``source/key -> files`` of the dataset's episodes."""
     if previous is None:
         return {}
     episodes = read_table(previous, "episodes", ["source", "key"]).to_pylist()
-    known: dict[str, set[tuple[str, int, str]]] = {f"{row['source']}/{row['key']}": set() for row in episodes}
+    known: dict[str, list[tuple[str, int, str]]] = {f"{row['source']}/{row['key']}": [] for row in episodes}
     manifest = read_table(previous, "manifest", ["kind", "episode", "path", "nbytes", "xxh3"]).to_pylist()
     for row in manifest:
         if row["kind"] == "source":
-            known[row["episode"]].add((row["path"], row["nbytes"], row["xxh3"]))
-    return known
-
-
-def same_content(source: Source, ref: EpisodeRef, known: set[tuple[str, int, str]]) -> bool:
-    """Whether a touched episode still has the files, bit for bit, that were converted."""
-    return set(read_provenance(source.reader, ref).files) == known
+            known[row["episode"]].append((row["path"], row["nbytes"], row["xxh3"]))
+    return {name: tuple(files) for name, files in known.items()}
 
 
 def refuse_other_recipe(previous: DatasetInfo, recipe: Recipe, shard_steps: int | None) -> None:

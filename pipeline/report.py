@@ -29,6 +29,8 @@ class ConvertReport:
     """Bytes of the shards of this generation."""
     seconds: float
     unchanged_episodes: int
+    moved_episodes: tuple[str, ...]
+    """``old -> new`` names of episodes that the sources have under another name now."""
     removed_episodes: tuple[str, ...]
     """Episodes of the dataset that the given sources no longer have."""
     views: Mapping[str, tuple[str, ...]]

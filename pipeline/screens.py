@@ -201,6 +201,8 @@ def print_report(report: ConvertReport) -> None:
             ),
             soft_wrap=True,
         )
+    for names in report.moved_episodes[:SHOWN_ROWS]:
+        console.print(Text(f"known under another name: {names}"), soft_wrap=True)
     for name in report.removed_episodes[:SHOWN_ROWS]:
         console.print(Text(f"no longer in the source, kept in the dataset: {name}", "yellow"), soft_wrap=True)
     if report.quarantined:

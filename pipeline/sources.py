@@ -80,7 +80,7 @@ class Provenance:
 
 def read_provenance(reader: Reader, ref: EpisodeRef) -> Provenance:
     """Digest every file of an episode. Reading them also brings them into the page cache just before they are decoded."""
-    files = tuple(_digest_file(reader.root, path) for path in reader.files(ref))
+    files = tuple(digest_file(reader.root, path) for path in reader.files(ref))
     times_s = np.zeros(0)
     try:
         block = reader.read_signals(ref, ["timestamp_s"], np.arange(ref.num_steps))
@@ -93,13 +93,19 @@ def read_provenance(reader: Reader, ref: EpisodeRef) -> Provenance:
     return Provenance(files=files, rate_measured_hz=float(1 / periods_s.mean()), jitter_s=float(periods_s.std()))
 
 
-def _digest_file(root: Path, path: Path) -> tuple[str, int, str]:
+def digest_file(root: Path, path: Path) -> tuple[str, int, str]:
+    """Return a file's path, size and xxh3-128; size -1 where it cannot be read."""
     try:
         status = (root / path).stat()
         nbytes, xxh3 = _digest(str(root / path), status.st_size, status.st_mtime_ns, status.st_ino)
     except OSError:
         return path.as_posix(), -1, ""
     return path.as_posix(), nbytes, xxh3
+
+
+def forget_digests() -> None:
+    """Forget the digests this process keeps, so that every file is read again."""
+    _digest.cache_clear()
 
 
 @lru_cache(maxsize=1024)

@@ -175,6 +175,41 @@ def test_touched_files_with_the_same_content_are_unchanged_and_others_are_refuse
         run(raw, out, recipe)
 
 
+def test_moved_and_renamed_episodes_are_known_by_their_content(raw, recipe, out):
+    run(raw, out, recipe)
+    (raw / "route_02").rename(raw / "town_7")
+    (raw / "deeper").mkdir()
+    (raw / "route_10").rename(raw / "deeper" / "route_10")
+    for _ in range(2):  # the second time by size and modification time
+        report = run(raw, out, recipe)
+        assert (report.num_episodes, report.unchanged_episodes, report.removed_episodes) == (0, 2, ())
+        assert set(report.moved_episodes) == {"raw/route_02 -> raw/town_7", "raw/route_10 -> raw/deeper/route_10"}
+    write_route(raw, 11, 5)
+    assert (run(raw, out, recipe).num_episodes, len(table(out, "episodes"))) == (1, 3)
+
+
+def test_a_copy_of_a_known_episode_is_not_converted_twice(raw, recipe, out):
+    run(raw, out, recipe)
+    shutil.copytree(raw / "route_02", raw / "copy")
+    write_route(raw, 11, 5)
+    report = run(raw, out, recipe)
+    assert (report.num_episodes, report.quarantined) == (1, {"duplicate": 1})
+    (row,) = table(out, "quarantine")
+    assert (row["episode"], row["reason"]) == ("copy", "duplicate")
+    assert "'raw/route_02'" in row["message"]
+
+
+def test_rehash_believes_no_size_and_no_time(raw, recipe, out):
+    run(raw, out, recipe)
+    path = raw / "route_02" / "measurements" / "0003.json"
+    status = path.stat()
+    path.write_text(path.read_text().replace("'speed': 2003.0", "'speed': 2004.0"))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert run(raw, out, recipe).unchanged_episodes == 2
+    with pytest.raises(PlanError, match="1 changed: raw/route_02"):
+        run(raw, out, recipe, rehash=True)
+
+
 def test_an_episode_that_left_the_source_stays_and_is_named(raw, recipe, out):
     run(raw, out, recipe)
     shutil.rmtree(raw / "route_02")
