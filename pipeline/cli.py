@@ -121,6 +121,9 @@ def convert(
     size: Annotated[int | None, typer.Option(help="Pixels a side of every view.", min=1, max=8192)] = None,
     rate: Annotated[float | None, typer.Option(help="Rate of the output grid in Hz.", min=0.001, max=10_000)] = None,
     codec: Annotated[str | None, typer.Option(help="How frames are stored: raw, zstd, jpeg:Q.")] = None,
+    decode: Annotated[
+        str | None, typer.Option(help="exact, or fast: large JPEGs at a part of their size, within 45 dB of exact.")
+    ] = None,
     shard_steps: Annotated[int | None, typer.Option(help="Steps of a frame shard, a power of two.", min=1)] = None,
     on_bad_frame: Annotated[str | None, typer.Option(help="mask, drop-episode or stop.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first refused piece of input.")] = False,
@@ -156,6 +159,7 @@ def convert(
             views=parse_view_flags(view or []),
             size=size,
             rate_hz=rate,
+            decode=decode,
             codec=codec,
             shard_steps=shard_steps,
             on_bad_frame=on_bad_frame,
@@ -227,6 +231,22 @@ def stats(
         sys.stdout.write(data.decode())
     else:
         output.write_bytes(data)
+
+
+@app.command()
+def gc(out: Dataset, json: Json = False) -> None:
+    """Remove the tables of old generations; readers that opened one lose it."""
+    from dataclasses import asdict
+
+    from pipeline import summaries
+    from pipeline.generations import remove_old_generations
+
+    removed = remove_old_generations(out)
+    if json:
+        _print_json(asdict(removed))
+    else:
+        size = summaries.nbytes_text(removed.nbytes)
+        print(f"removed {len(removed.paths)} files, {size}; generation {removed.generation} stays")
 
 
 @recipe_app.command("list")

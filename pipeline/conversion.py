@@ -55,6 +55,8 @@ class ConvertOptions:
     """``target -> source`` view, over the recipe's candidates."""
     size: int | None = None
     """Pixels a side of every view."""
+    decode: str | None = None
+    """``exact`` or ``fast``, for every view."""
     rate_hz: float | None = None
     codec: str | None = None
     on_bad_frame: str | None = None
@@ -80,7 +82,13 @@ class ConvertOptions:
     def apply(self, recipe: Recipe) -> Recipe:
         """Return the recipe with these options in it."""
         policy = "stop" if self.strict else self.on_bad_frame
-        changes = {"views": self.views, "size": self.size, "rate_hz": self.rate_hz, "codec": self.codec}
+        changes = {
+            "views": self.views,
+            "size": self.size,
+            "decode": self.decode,
+            "rate_hz": self.rate_hz,
+            "codec": self.codec,
+        }
         return override(recipe, {**changes, "on_bad_frame": policy})
 
 

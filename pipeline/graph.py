@@ -14,7 +14,7 @@ from schemas.errors import Reason, SchemaError, SourceError
 from schemas.recipe import ViewRecipe
 from schemas.source import EpisodeRef, Fault, Frame, ViewInfo
 from tasks.decode import decode_depth, decode_frame, decode_labels
-from tasks.resize import resize_frame
+from tasks.resize import decode_resized, resize_frame
 
 
 def frames(
@@ -53,11 +53,14 @@ def _pixels(frame: Frame, info: ViewInfo, target: ViewRecipe | None) -> np.ndarr
     if isinstance(frame, Fault):
         return frame
     try:
-        image = frame if isinstance(frame, np.ndarray) else _decode(frame, info.kind)
         if target is None:
-            return image
+            return frame if isinstance(frame, np.ndarray) else _decode(frame, info.kind)
         out = np.empty((target.height_px, target.width_px, 3), np.uint8)
-        resize_frame(image, out, method=target.resize, filter=target.filter)
+        if isinstance(frame, np.ndarray):
+            resize_frame(frame, out, method=target.resize, filter=target.filter)
+        else:
+            fast = target.decode == "fast"
+            decode_resized(frame, out, method=target.resize, filter=target.filter, fast=fast)
         return out
     except SourceError as error:
         return Fault(reason=error.reason, message=error.message, path=str(error.where.get("file", "")))

@@ -68,7 +68,7 @@ def denormalize_images(
 ) -> UInt8[np.ndarray, "*batch h w 3"]:
     """Return the uint8 frames, channels last, that :func:`normalize_images` made ``frames`` of.
 
-    Exact for every byte in float32, float16 and (with constants of a spread of 0.2 or more) bfloat16.
+    Exact for every byte in float32 and float16, and in bfloat16 with ImageNet's or the signed constants.
     """
     values = np.moveaxis(frames, -3, -1) if channels_first else frames
     if values.dtype == np.uint16:

@@ -5,16 +5,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeline.loaders.mapstyle import MultiViewDataset, to_torch
     from pipeline.loaders.multiview import MultiViewLoader
+    from pipeline.loaders.openpi import OpenPiDataset
     from pipeline.loaders.preprocessor import MultiViewPreprocessor
     from pipeline.loaders.reader import DatasetReader
+    from pipeline.loaders.windows import WindowLoader
 
-__all__ = ["DatasetReader", "MultiViewDataset", "MultiViewLoader", "MultiViewPreprocessor", "to_torch"]
+__all__ = [
+    "DatasetReader",
+    "MultiViewDataset",
+    "MultiViewLoader",
+    "MultiViewPreprocessor",
+    "OpenPiDataset",
+    "WindowLoader",
+    "to_torch",
+]
 
 _HOMES = {
     "DatasetReader": "pipeline.loaders.reader",
     "MultiViewDataset": "pipeline.loaders.mapstyle",
     "MultiViewLoader": "pipeline.loaders.multiview",
     "MultiViewPreprocessor": "pipeline.loaders.preprocessor",
+    "OpenPiDataset": "pipeline.loaders.openpi",
+    "WindowLoader": "pipeline.loaders.windows",
     "to_torch": "pipeline.loaders.mapstyle",
 }
 

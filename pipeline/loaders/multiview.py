@@ -1,6 +1,5 @@
 """Frames of several views, state, action chunks and instruction: what a Pi0-style training loop takes."""
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -9,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Int64
 
 from pipeline.loaders.buffers import Layout
 from pipeline.loaders.delivery import Arrays, Batch, BatchLoader
 from pipeline.loaders.frames import View, view_names
+from pipeline.loaders.prompts import Prompts
 from pipeline.loaders.reader import DatasetReader
 from pipeline.loaders.sampler import EpochSampler, FullShuffle, InOrder, rank_and_world_size
+from pipeline.loaders.vectors import Vectors
 from pipeline.store.atomic import xxh3_hex
 from schemas.errors import DatasetError, HeadraceError, UsageError
-from tasks.chunks import action_chunks, chunk_stops
-from tasks.normalize import normalize as scale
-from tasks.normalize import quantile, z_score
 from tasks.order import Partition
+from tasks.transforms import Transform
 
 NORMALIZE = ("", "zscore", "quantile")
 
@@ -36,9 +35,11 @@ class SampleOptions:
     """Actions of a chunk: those of the step and of the steps that follow it; the last one of the episode is repeated
     where there are no more, and before a step that is not valid."""
     action_dim: int = 32
-    """Width to which state and actions are filled up with zeros; wider ones stay as they are."""
+    """Width to which state and actions are filled up with zeros; wider ones stay as they are. 0 fills up nothing."""
     views: Sequence[str] = ()
     """Views to serve, all by default: the dataset's arrays ``rgb_<view>``."""
+    transforms: Sequence[Transform] = ()
+    """What happens to state and actions before they are normalised, in order: see :mod:`tasks.transforms`."""
     normalize: str = ""
     """``zscore`` or ``quantile`` applies the dataset's ``norm_stats`` to state and actions by openpi's formulas;
     empty leaves them in their units."""
@@ -48,13 +49,16 @@ class SampleOptions:
     """Hand out uint8 frames also where they are stored normalised."""
     default_prompt: str = ""
     """The instruction of steps that have none."""
+    prompt_seed: int | None = None
+    """Give each sample one of its episode's instructions, chosen by this seed and the step, where they are several
+    for one task (as in DROID); None gives the step's own."""
     check: str = "always"
     """Which checksums to compute: see :class:`~pipeline.loaders.reader.DatasetReader`."""
 
     def __post_init__(self) -> None:
-        if self.horizon < 1 or self.action_dim < 1:
+        if self.horizon < 1 or self.action_dim < 0:
             raise UsageError(
-                f"expected a horizon and an action_dim of 1 or more, found {self.horizon} and {self.action_dim}; "
+                f"expected a horizon of 1 or more and an action_dim of 0 or more, found {self.horizon} and {self.action_dim}; "
                 "correct the call"
             )
         if self.normalize not in NORMALIZE:
@@ -84,15 +88,14 @@ class MultiViewSamples:
         self.horizon = options.horizon
         convert = "symmetric" if options.normalize_images else "pixels" if options.physical else ""
         self._views = [View.of(self.reader, name, convert=convert) for name in options.views or view_names(self.reader)]
-        self._state, self._actions = (_features(self.reader, name, options.normalize) for name in ("state", "actions"))
-        self._widths = [max(options.action_dim, rows.shape[1]) for rows in (self._state, self._actions)]
-        if max(self._widths) > options.action_dim:
+        self._vectors = Vectors(self.reader, options.transforms, options.normalize, options.action_dim)
+        self._widths = self._vectors.widths
+        if max(self._widths) > options.action_dim > 0:
             message = "state or actions are wider than action_dim %d and stay as they are: %s"
-            _log.warning(message, options.action_dim, self._widths)
-        self._stops = chunk_stops(self.reader.rows("episode_ends"), self.reader.rows("valid"))
+            _log.warning(message, options.action_dim, list(self._widths))
         self.anchors = find_anchors(self.reader)
         self.fingerprint = xxh3_hex(self.anchors.view(np.uint8).data)
-        self._task_index, self._prompts = _prompts(self.reader, options.default_prompt)
+        self._prompts = Prompts.read(self.reader, options.default_prompt, options.prompt_seed)
 
     @property
     def num(self) -> int:
@@ -117,10 +120,7 @@ class MultiViewSamples:
         """Fill ``arrays`` with ``samples``; safe in several threads at once."""
         steps = self.anchors[samples]
         arrays["index"][:] = steps
-        width = self._state.shape[1]
-        arrays["state"][:, :width] = self._state[steps]
-        arrays["state"][:, width:] = 0
-        action_chunks(self._actions, steps, self._stops[steps], is_pad=arrays["actions_is_pad"], out=arrays["actions"])
+        self._vectors.fill(steps, state=arrays["state"], actions=arrays["actions"], is_pad=arrays["actions_is_pad"])
         for view in self._views:
             arrays[f"image_mask/{view.name}"][:] = view.mask[steps]
             try:
@@ -131,13 +131,12 @@ class MultiViewSamples:
 
     def assemble(self, samples: Int64[np.ndarray, " batch"], arrays: Arrays) -> Batch:
         """Return the batch as ``Observation.from_dict`` takes it, with ``actions``, ``actions_is_pad`` and ``index``."""
-        tasks = self._task_index[self.anchors[samples]].tolist()
         return {
             "image": {view.name: arrays[f"image/{view.name}"] for view in self._views},
             "image_mask": {view.name: arrays[f"image_mask/{view.name}"] for view in self._views},
             "state": arrays["state"],
             "actions": arrays["actions"],
-            "prompt": [self._prompts[task] for task in tasks],
+            "prompt": self._prompts.of(self.anchors[samples]),
             "actions_is_pad": arrays["actions_is_pad"],
             "index": arrays["index"],
         }
@@ -226,56 +225,6 @@ def find_anchors(reader: DatasetReader) -> Int64[np.ndarray, " sample"]:
             f"expected at least one step to serve, found none of {reader.num_steps} valid; see the quarantine table"
         )
     return anchors
-
-
-def _features(reader: DatasetReader, name: str, normalize: str) -> Float32[np.ndarray, "step dim"]:
-    """Return state or actions whole; normalised once here, not for every batch."""
-    rows = reader.rows(name)
-    if rows.ndim != 2 or rows.dtype != np.float32:
-        raise DatasetError(
-            f"expected float32[step, dim], found {rows.dtype}{list(rows.shape)}; see `headrace info`", array=name
-        )
-    if not normalize:
-        return rows
-    make, keys = (z_score, ("mean", "std")) if normalize == "zscore" else (quantile, ("q01", "q99"))
-    stats = _norm_stats(reader, name)
-    constants = [stats.get(key) or () for key in keys]
-    if any(len(values) < rows.shape[1] for values in constants):
-        raise DatasetError(
-            f"expected {' and '.join(keys)} of {rows.shape[1]} dimensions in norm_stats, found others; run `headrace stats`",
-            array=name,
-        )
-    return scale(rows, make(*constants))
-
-
-def _norm_stats(reader: DatasetReader, name: str) -> Mapping[str, Any]:
-    from pipeline.store.tables import read_document
-
-    content = json.loads(read_document(reader.info, "norm_stats"))
-    if name == "actions" and any(content.get("headrace", {}).get("delta_mask") or ()):
-        raise DatasetError(
-            "expected norm_stats of actions as they are stored, found those of actions relative to the state; "
-            "leave `normalize` out, or run `headrace stats` without a delta mask"
-        )
-    stats = content.get("norm_stats", {}).get(name)
-    if stats is None:
-        raise DatasetError(f"expected norm_stats of {name}, found none; run `headrace stats`")
-    return dict(stats)
-
-
-def _prompts(reader: DatasetReader, default: str) -> tuple[np.ndarray, list[str]]:
-    """Return the task of every step and the instruction of every task; the last one serves steps without a task."""
-    if "task_index" not in reader.info.arrays:
-        return np.full(reader.num_steps, -1), [default]
-    index = reader.rows("task_index")
-    tasks = reader.table("tasks")
-    known = dict(zip(tasks["task_index"].to_pylist(), tasks["task"].to_pylist(), strict=True))
-    prompts = [known.get(task) or default for task in range(max(known, default=-1) + 1)]
-    if index.size and not (index.min() >= -1 and index.max() < len(prompts)):
-        raise DatasetError(
-            f"expected a task_index in [-1, {len(prompts)}), found {index.min()} to {index.max()}; run `headrace verify`"
-        )
-    return index, [*prompts, default]
 
 
 def _remake(path: Any, batch_size: int, options: Any, state: Mapping[str, Any]) -> MultiViewLoader:

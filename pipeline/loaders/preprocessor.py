@@ -16,7 +16,7 @@ from schemas.recipe import Recipe, ViewRecipe, recipe_from_mapping
 from tasks.decode import decode_frame, encode_jpeg
 from tasks.kernels.openpi import scale_pixels
 from tasks.normalize import normalize_images
-from tasks.resize import resize_frame
+from tasks.resize import decode_resized, resize_frame
 
 Picture = bytes | memoryview | str | Path | np.ndarray | Image.Image | None
 """An encoded image, a file, ``uint8[h, w, 3]``, a Pillow image, or None for a view that is missing."""
@@ -183,7 +183,7 @@ class MultiViewPreprocessor:
             pixels[...] = 0
         else:
             with locate(view=view.name):
-                resize_frame(self._decoded(picture), pixels, method=view.resize, filter=view.filter)
+                self._resize(view, picture, pixels)
             self._apply_codec(pixels)
         if self.form == "symmetric":
             scale_pixels(pixels.reshape(-1), out.reshape(-1))
@@ -197,15 +197,20 @@ class MultiViewPreprocessor:
         if kind == "jpeg":
             decode_frame(encode_jpeg(pixels, int(quality)), pixels)
 
+    def _resize(self, view: ViewRecipe, picture: Picture, pixels: UInt8[np.ndarray, "h w 3"]) -> None:
+        if isinstance(picture, str | Path):
+            picture = _read(Path(picture))
+        if isinstance(picture, bytes | bytearray | memoryview):
+            fast = view.decode == "fast"
+            decode_resized(picture, pixels, method=view.resize, filter=view.filter, fast=fast)
+        else:
+            resize_frame(self._decoded(picture), pixels, method=view.resize, filter=view.filter)
+
     def _decoded(self, picture: Picture) -> UInt8[np.ndarray, "h w 3"]:
         if isinstance(picture, np.ndarray):
             return picture if self.channel_order == "rgb" else picture[..., ::-1]
         if isinstance(picture, Image.Image):
             return np.asarray(picture.convert("RGB"))
-        if isinstance(picture, str | Path):
-            picture = _read(Path(picture))
-        if isinstance(picture, bytes | bytearray | memoryview):
-            return decode_frame(picture)
         raise UsageError(
             f"expected bytes, a path, an array or a Pillow image, found {type(picture).__name__}; convert it"
         )

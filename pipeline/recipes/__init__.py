@@ -48,8 +48,8 @@ def load_recipe(name_or_file: str | Path | Recipe) -> Recipe:
 def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     """Return ``recipe`` with command-line flags applied.
 
-    ``changes`` may hold ``views`` (``target -> source``), ``size`` (pixels a side, every view), ``rate_hz``, ``codec``
-    and ``on_bad_frame``; None means not given.
+    ``changes`` may hold ``views`` (``target -> source``), ``size`` (pixels a side) and ``decode`` of every view, ``rate_hz``,
+    ``codec`` and ``on_bad_frame``; None means not given.
     """
     views = tuple(_override_view(view, changes) for view in recipe.views)
     for target in changes.get("views") or {}:
@@ -82,6 +82,8 @@ def _override_view(view: ViewRecipe, changes: Mapping[str, Any]) -> ViewRecipe:
     source = (changes.get("views") or {}).get(view.name)
     if source is not None:
         view = replace(view, candidates=(source,))
+    if changes.get("decode") is not None:
+        view = replace(view, decode=changes["decode"])
     if changes.get("size") is not None:
         view = replace(view, height_px=changes["size"], width_px=changes["size"])
     return view

@@ -199,5 +199,28 @@ def test_statistics_are_printed_or_written_in_each_format(headrace, raw, tmp_pat
     assert json.loads((tmp_path / "stats.json").read_text())["action"]["count"] == [11]
     delta = json.loads(headrace("stats", out, "--delta", "1", "--horizon", 2).out)
     assert delta["headrace"]["delta_mask"] == [True]
-    for wrong in (["--delta", "a"], ["--delta", "1,-1"], ["--format", "xml"], ["--format", "lerobot", "--horizon", 3], ["--tail", "x"]):
+    for wrong in (
+        ["--delta", "a"],
+        ["--delta", "1,-1"],
+        ["--format", "xml"],
+        ["--format", "lerobot", "--horizon", 3],
+        ["--tail", "x"],
+    ):
         assert headrace("stats", out, *wrong).code == 2
+
+
+def test_old_generations_are_removed_when_asked_and_the_committed_one_stays(headrace, raw, tmp_path):
+    convert(headrace, tmp_path)
+    write_route(raw, 3, 4)
+    convert(headrace, tmp_path)
+    out = tmp_path / "out"
+    assert len(list((out / "_tables").iterdir())) == 12
+    removed = json.loads(headrace("gc", out, "--json").out)
+    assert (removed["generation"], len(removed["paths"])) == (2, 6)
+    assert sorted(path.name for path in (out / "_tables").iterdir()) == sorted(
+        [f"{name}-2.parquet" for name in ("episodes", "manifest", "quarantine", "steps", "tasks")]
+        + ["norm_stats-2.json"]
+    )
+    assert headrace("verify", out).code == 0
+    assert "removed 0 files" in headrace("gc", out).out
+    assert headrace("gc", tmp_path / "nothing").code == 1

@@ -1,18 +1,21 @@
 """The node that a notebook and a conversion share."""
 
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from pipeline.graph import frames, signals
+from pipeline.loaders import MultiViewPreprocessor
 from pipeline.readers import open_source
 from pipeline.readers.lbc import LbcReader
 from pipeline.readers.npy import NpyReader
 from schemas.errors import Reason, SchemaError, SourceError
-from schemas.recipe import ViewRecipe
+from schemas.recipe import Recipe, ViewRecipe
 from schemas.source import EpisodeRef, Fault, Frame, SignalBlock, SignalInfo, ViewInfo
 from tests.pipeline.readers import builders
 
@@ -128,3 +131,24 @@ def test_every_fault_says_its_place_and_a_reader_may_say_it_better() -> None:
     ]
     assert [fault.path for fault in faults] == ["v/2", "v/3", "v/3", "v/7"]
     assert faults[3].reason in (Reason.TRUNCATED, Reason.UNSUPPORTED)
+
+
+def test_fast_decoding_is_asked_for_by_the_recipe_and_close_to_exact(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    smooth = np.asarray(
+        Image.fromarray(rng.integers(0, 256, (24, 32, 3), np.uint8)).resize((1280, 960), Image.Resampling.BICUBIC)
+    )
+    buffer = io.BytesIO()
+    Image.fromarray(smooth).save(buffer, "JPEG", quality=90)
+    stub: Any = _Stub(np.zeros(0), [buffer.getvalue()])
+    found = {}
+    for decode in ("exact", "fast"):
+        target = ViewRecipe(name="v", decode=decode)
+        (frame,) = frames(stub, REF, "v", np.array([0]), target)
+        assert isinstance(frame, np.ndarray)
+        found[decode] = frame.astype(np.float64)
+    assert (found["exact"] != found["fast"]).any()
+    recipe = Recipe(name="r", views=(ViewRecipe(name="v", decode="fast"),))
+    served = MultiViewPreprocessor(recipe, form="pixels")([buffer.getvalue()])
+    np.testing.assert_array_equal(served[0], found["fast"])
+    assert 10 * np.log10(255**2 / ((found["exact"] - found["fast"]) ** 2).mean()) > 45

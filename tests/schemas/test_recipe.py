@@ -11,6 +11,7 @@ from pipeline.recipes import BUILT_IN, load_recipe, override, parse_view_flags, 
 from schemas.errors import RecipeError
 from schemas.recipe import (
     ALIGNMENTS,
+    DECODES,
     FILTERS,
     MISSING,
     ON_BAD_FRAME,
@@ -32,6 +33,7 @@ views = st.builds(
     width_px=st.integers(1, 512),
     resize=st.sampled_from(RESIZES),
     filter=st.sampled_from(FILTERS),
+    decode=st.sampled_from(DECODES),
     missing=st.sampled_from(MISSING),
 )
 signals = st.builds(

@@ -135,6 +135,7 @@ HOSTILE = {
     "png 16-bit grey": (encoded(Image.fromarray(np.arange(999, 2199, dtype=np.uint16).reshape(30, 40)), "PNG"), Reason.UNSUPPORTED),
     "jpeg header bomb": (bomb_jpeg(), Reason.TOO_LARGE),
     "png header bomb": (png(30000, 30000, 8, 2, b"\0"), Reason.TOO_LARGE),
+    "png of one endless row": (png(60_000_000, 1, 8, 2, b"\0"), Reason.TOO_LARGE),
     "webp header bomb": (bomb_webp(b"VP8X"), Reason.TOO_LARGE),
     "webp lossless header bomb": (bomb_webp(b"VP8L"), Reason.TOO_LARGE),
     "webp lossy header bomb": (bomb_webp(b"VP8 "), Reason.TOO_LARGE),

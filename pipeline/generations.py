@@ -1,0 +1,52 @@
+"""Old generations of a dataset: kept so that readers that opened one go on, removed when asked."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.store.atomic import sync_folder
+from pipeline.store.metadata import read_info
+from pipeline.workspace import Lock, Workspace
+from schemas.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """What was removed."""
+
+    generation: int
+    """The one that stays."""
+    paths: tuple[str, ...]
+    """Relative to the dataset."""
+    nbytes: int
+
+
+def remove_old_generations(path: str | Path) -> Removed:
+    """Remove the tables of all generations but the committed one.
+
+    Shards are shared by generations and stay. A process that opened an older generation keeps what it has read, and finds
+    no tables of it any more.
+
+    Raises
+    ------
+    DatasetError
+        Not a finished dataset.
+    PlanError
+        A conversion is unfinished: finish it first.
+    LockedError
+        A conversion is running.
+    """
+    root = Path(path)
+    info = read_info(root)
+    workspace = Workspace(root)
+    with Lock(workspace):
+        if workspace.plan.exists():
+            raise PlanError(
+                "expected no unfinished conversion, found one; run the same `headrace convert` again, then this"
+            )
+        kept = {ref.path for ref in info.tables.values()}
+        old = [file for file in sorted((root / "_tables").iterdir()) if f"_tables/{file.name}" not in kept]
+        nbytes = sum(file.stat().st_size for file in old)
+        for file in old:
+            file.unlink()
+        sync_folder(root / "_tables")
+    return Removed(generation=info.generation, paths=tuple(f"_tables/{file.name}" for file in old), nbytes=nbytes)

@@ -1,0 +1,248 @@
+"""Windows of observations and actions: what Diffusion Policy and Diffuser train on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from pipeline.loaders.buffers import Layout
+from pipeline.loaders.delivery import Arrays, Batch, BatchLoader
+from pipeline.loaders.frames import FRAMES, View, view_names
+from pipeline.loaders.reader import DatasetReader
+from pipeline.loaders.sampler import EpochSampler, FullShuffle, InOrder, rank_and_world_size
+from pipeline.store.atomic import xxh3_hex
+from schemas.errors import DatasetError, UsageError
+from tasks.order import Partition
+from tasks.windows import Windows, diffuser_windows, padded_windows, split_at_invalid, window_rows, window_steps
+
+LAYOUTS = ("diffusion-policy", "diffuser")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowOptions:
+    """What a window is."""
+
+    layout: str = "diffusion-policy"
+    """``diffusion-policy`` hands out ``{"obs": ..., "action": ...}``, its edges the episode's first and last step
+    repeated; ``diffuser`` hands out ``{"trajectories": ..., "conditions": {0: ...}}``, zeros after the episode's end."""
+    horizon: int = 16
+    """Steps of a window."""
+    num_obs_steps: int = 0
+    """First steps of which observations are handed out; 0 for all. Frames of the others are not read."""
+    pad_before: int = 0
+    """Steps by which a window may begin before its episode: Diffusion Policy's ``n_obs_steps - 1``."""
+    pad_after: int = 0
+    """Steps by which a window may end after its episode: Diffusion Policy's ``n_action_steps - 1``."""
+    obs: Mapping[str, str] = field(default_factory=dict)
+    """``key -> array`` of the observations, such as ``{"image": "rgb_base_0_rgb", "agent_pos": "state"}``; by default
+    every view under its name, and ``state``. Diffuser's are arrays of numbers, joined in order; by default ``state``."""
+    normalize_images: bool = False
+    """Frames as float32 in [0, 1], channels first, as Diffusion Policy takes them; else uint8, channels last."""
+    max_steps: int = 0
+    """Diffuser's ``max_path_length``; 0 for episodes of any length."""
+    use_padding: bool = True
+    """Whether Diffuser's windows may end after their episode."""
+    check: str = "always"
+    """Which checksums to compute: see :class:`~pipeline.loaders.reader.DatasetReader`."""
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise UsageError(f"expected layout one of {', '.join(LAYOUTS)}, found {self.layout!r}; correct the call")
+        if not 0 <= self.num_obs_steps <= self.horizon or self.horizon < 1:
+            raise UsageError(
+                f"expected a horizon of 1 or more and num_obs_steps of 0 to the horizon, found {self.horizon} and "
+                f"{self.num_obs_steps}; correct the call"
+            )
+
+
+class WindowSamples:
+    """The windows of a dataset. A step that is not valid ends an episode and begins another: none crosses it.
+
+    Parameters
+    ----------
+    path
+        Folder of the dataset.
+    options
+        What a window is.
+
+    Raises
+    ------
+    DatasetError
+        Not a finished dataset, or not one that has the arrays asked for.
+    """
+
+    def __init__(self, path: str | Path, options: WindowOptions) -> None:
+        self.reader = DatasetReader(path, check=options.check)
+        self.options = options
+        self.windows = self._find()
+        self._actions = _numbers(self.reader, "actions")
+        obs = dict(options.obs) or self._all_obs()
+        self._views = {
+            key: View.of(self.reader, name.removeprefix(FRAMES), convert="pixels")
+            for key, name in obs.items()
+            if name.startswith(FRAMES)
+        }
+        self._signals = {key: _numbers(self.reader, name) for key, name in obs.items() if not name.startswith(FRAMES)}
+        if self.is_diffuser and self._views:
+            raise UsageError(f"expected arrays of numbers, which Diffuser plans over, found {list(self._views)}")
+        digest = np.concatenate([self.windows.starts, self.windows.stops, self.windows.ends, [self.windows.lead]])
+        self.fingerprint = xxh3_hex(np.ascontiguousarray(digest, np.int64).view(np.uint8).data)
+
+    @property
+    def is_diffuser(self) -> bool:
+        """Whether the layout is Diffuser's."""
+        return self.options.layout == "diffuser"
+
+    @property
+    def num(self) -> int:
+        """Number of windows."""
+        return self.windows.num
+
+    @property
+    def layout(self) -> Layout:
+        """Arrays of a batch, flat."""
+        horizon, num_obs = self.options.horizon, self._num_obs
+        layout: dict[str, tuple[tuple[int, ...], str]] = {
+            "actions": ((horizon, self._actions.shape[1]), "float32"),
+            "is_pad": ((horizon,), "bool"),
+            "obs_is_pad": ((num_obs,), "bool"),
+            "index": ((), "int64"),
+        }
+        for key, rows in self._signals.items():
+            layout[f"obs/{key}"] = ((num_obs, rows.shape[1]), "float32")
+        for key, view in self._views.items():
+            height, width, channels = view.shape
+            is_float = self.options.normalize_images
+            shape = (channels, height, width) if is_float else view.shape
+            layout[f"obs/{key}"] = ((num_obs, *shape), "float32" if is_float else "uint8")
+            layout[f"mask/{key}"] = ((num_obs,), "bool")
+        return layout
+
+    def fill(self, samples: Int64[np.ndarray, " batch"], arrays: Arrays) -> None:
+        """Fill ``arrays`` with the windows ``samples``; safe in several threads at once."""
+        places = self.windows.at(samples)
+        firsts, lows, highs = places
+        arrays["index"][:] = firsts
+        is_zero = self.is_diffuser
+        window_rows(self._actions, places, is_zero=is_zero, is_pad=arrays["is_pad"], out=arrays["actions"])
+        for key, rows in self._signals.items():
+            window_rows(rows, places, is_zero=is_zero, is_pad=arrays["obs_is_pad"], out=arrays[f"obs/{key}"])
+        for key, view in self._views.items():
+            steps = window_steps(firsts, lows, highs, count=self._num_obs)
+            arrays[f"mask/{key}"][...] = view.mask[steps]
+            self._fill_frames(view, steps, arrays[f"obs/{key}"])
+
+    def _fill_frames(self, view: View, steps: Int64[np.ndarray, "batch obs"], out: np.ndarray) -> None:
+        if not self.options.normalize_images:
+            view.fill(self.reader, steps.reshape(-1), out.reshape(-1, *view.shape))
+            return
+        frames = np.empty((steps.shape[1], *view.shape), np.uint8)
+        for row, window in enumerate(steps):
+            view.fill(self.reader, window, frames)
+            np.divide(np.moveaxis(frames, -1, 1), np.float32(255), out=out[row], dtype=np.float32)
+
+    def assemble(self, samples: Int64[np.ndarray, " batch"], arrays: Arrays) -> Batch:
+        """Return the batch as the policy expects it."""
+        if self.is_diffuser:
+            observations = [arrays[f"obs/{key}"] for key in self._signals]
+            trajectories = np.concatenate([arrays["actions"], *observations], axis=2)
+            start = self._actions.shape[1]
+            batch: Batch = {"trajectories": trajectories, "conditions": {0: trajectories[:, 0, start:]}}
+        else:
+            obs = {key: arrays[f"obs/{key}"] for key in [*self._views, *self._signals]}
+            batch = {"obs": obs, "action": arrays["actions"]}
+            batch["obs_mask"] = {key: arrays[f"mask/{key}"] for key in self._views}
+        return {**batch, "is_pad": arrays["is_pad"], "index": arrays["index"]}
+
+    @property
+    def _num_obs(self) -> int:
+        return self.options.horizon if self.is_diffuser else self.options.num_obs_steps or self.options.horizon
+
+    def _find(self) -> Windows:
+        options = self.options
+        bounds = split_at_invalid(self.reader.rows("episode_ends"), self.reader.rows("valid"))
+        if self.is_diffuser:
+            return diffuser_windows(
+                bounds, options.horizon, max_steps=options.max_steps, use_padding=options.use_padding
+            )
+        return padded_windows(bounds, options.horizon, pad_before=options.pad_before, pad_after=options.pad_after)
+
+    def _all_obs(self) -> dict[str, str]:
+        has_frames = any(name.startswith(FRAMES) and not name.endswith("_valid") for name in self.reader.info.arrays)
+        names = view_names(self.reader) if has_frames and not self.is_diffuser else []
+        signals = {"state": "state"} if "state" in self.reader.info.arrays else {}
+        return {**{name: FRAMES + name for name in names}, **signals}
+
+
+class WindowLoader(BatchLoader):
+    """Windows of a dataset in batches, as Diffusion Policy or Diffuser takes them, in an order that survives restarts.
+
+    A batch of Diffusion Policy is ``{"obs": {key: uint8[b, t, h, w, 3] or float32[b, t, 3, h, w] or float32[b, t, dim]},
+    "action": float32[b, horizon, dim]}``, with ``obs_mask`` (``{key: bool[b, t]}``, False where a view has no frame and
+    is zero). One of Diffuser is ``{"trajectories": float32[b, horizon, action + observation], "conditions": {0:
+    float32[b, observation]}}``. Both have ``is_pad`` (bool[b, horizon], steps beyond the episode) and ``index``
+    (int64[b], the window's first step, which may lie before its episode). Values are in the dataset's units: normalise
+    by ``headrace stats``, as the policies do themselves.
+
+    Parameters
+    ----------
+    path
+        Folder of a finished dataset.
+    batch_size
+        Windows of a batch on this rank.
+    seed, shuffle, rank, world_size, tail
+        As for :class:`~pipeline.loaders.multiview.MultiViewLoader`.
+    threads, prefetch, on_error
+        See :class:`~pipeline.loaders.delivery.BatchLoader`.
+    **options
+        Fields of :class:`WindowOptions`: what a window is.
+
+    Examples
+    --------
+    >>> loader = WindowLoader("out.zarr", 64, horizon=16, num_obs_steps=2, pad_before=1, pad_after=7)  # doctest: +SKIP
+    """
+
+    def __init__(  # noqa: PLR0913 - a keyword is an option, as in torch's DataLoader
+        self,
+        path: str | Path,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        rank: int | None = None,
+        world_size: int | None = None,
+        tail: str = "drop",
+        threads: int = 2,
+        prefetch: int = 2,
+        on_error: str = "raise",
+        **options: Any,
+    ) -> None:
+        rank, world_size = rank_and_world_size(rank, world_size)
+        samples = WindowSamples(path, WindowOptions(**options))
+        partition = Partition(num=samples.num, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail)
+        order = FullShuffle(samples.num, seed) if shuffle else InOrder(samples.num)
+        super().__init__(samples, EpochSampler(order, partition), threads=threads, prefetch=prefetch, on_error=on_error)
+        self._recipe = (path, batch_size, {"seed": seed, "shuffle": shuffle, "rank": rank, "world_size": world_size})
+        self._options = {"tail": tail, "threads": threads, "prefetch": prefetch, "on_error": on_error, **options}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        path, batch_size, order = self._recipe
+        return _remake, (path, batch_size, {**order, **self._options}, self.state_dict())
+
+
+def _numbers(reader: DatasetReader, name: str) -> Float32[np.ndarray, "step dim"]:
+    rows = reader.rows(name)
+    if rows.ndim != 2 or rows.dtype != np.float32:
+        raise DatasetError(
+            f"expected float32[step, dim], found {rows.dtype}{list(rows.shape)}; see `headrace info`", array=name
+        )
+    return rows
+
+
+def _remake(path: Any, batch_size: int, options: Any, state: Mapping[str, Any]) -> WindowLoader:
+    loader = WindowLoader(path, batch_size, **options)
+    loader.load_state_dict(state)
+    return loader
