@@ -28,6 +28,10 @@ app.add_typer(recipe_app, name="recipe")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
 Dataset = Annotated[Path, typer.Argument(help="A dataset that `headrace convert` made.")]
 Format = Annotated[str, typer.Option("--format", help="Name of the raw format; found out unless given.")]
+ReaderOptions = Annotated[
+    list[str] | None,
+    typer.Option("--reader", help="Option of the reader, such as channel_order=rgb; see docs/formats.md."),
+]
 Recipe = Annotated[
     str, typer.Option("--recipe", "-r", help="A built-in recipe (`headrace recipe list`) or a TOML file.")
 ]
@@ -97,13 +101,17 @@ def _options(
 
 @app.command()
 def inspect(
-    raw: Annotated[Path, typer.Argument(help="A folder of raw recordings.")], json: Json = False, format: Format = ""
+    raw: Annotated[Path, typer.Argument(help="A folder of raw recordings.")],
+    json: Json = False,
+    format: Format = "",
+    reader: ReaderOptions = None,
 ) -> None:
     """Say what is here: format, episodes, views, signals, rates, problems. Metadata only, no pixel is decoded."""
     from pipeline import screens, summaries
     from pipeline.readers import open_source
+    from pipeline.recipes import parse_flags
 
-    index = open_source(raw, format).index()
+    index = open_source(raw, format, parse_flags("--reader", reader or [])).index()
     summary = summaries.summarize_index(index)
     if json:
         _print_json(summary)
@@ -133,6 +141,7 @@ def convert(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     format: Format = "",
+    reader: ReaderOptions = None,
     workers: Annotated[
         int | None, typer.Option(help="Worker processes; one a core unless given, 0 for none.", min=0)
     ] = None,
@@ -145,7 +154,7 @@ def convert(
     from pipeline import screens
     from pipeline.cluster import ClusterOptions
     from pipeline.conversion import convert as run
-    from pipeline.recipes import parse_view_flags
+    from pipeline.recipes import parse_flags
     from pipeline.report import report_to_json
 
     if len(paths) < 2:
@@ -156,7 +165,7 @@ def convert(
             paths[-1],
             recipe,
             watch=screen,
-            views=parse_view_flags(view or []),
+            views=parse_flags("--view", view or []),
             size=size,
             rate_hz=rate,
             decode=decode,
@@ -168,6 +177,7 @@ def convert(
             rehash=rehash,
             dry_run=dry_run,
             format=format,
+            reader=parse_flags("--reader", reader or []),
             cluster=ClusterOptions(workers=workers, threads=threads, memory=memory, scheduler=scheduler),
         )
     if json:

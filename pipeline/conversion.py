@@ -64,6 +64,8 @@ class ConvertOptions:
     """Steps of a frame shard: a power of two; None chooses by size."""
     format: str = ""
     """Name of the reader; empty sniffs."""
+    reader: Mapping[str, str] = field(default_factory=dict)
+    """Options of the reader, such as ``{"channel_order": "rgb"}``."""
     strict: bool = False
     """Stop at the first piece of input that would be quarantined."""
     restart: bool = False
@@ -158,7 +160,7 @@ class _Conversion:
         self.workspace = Workspace(root)
         self.began_s = time.monotonic()
         self.previous = read_previous(root, self.workspace)
-        self.sources = open_sources(paths, asked.format)
+        self.sources = open_sources(paths, asked.format, asked.reader)
         self.readers = {source.name: source.reader for source in self.sources}
 
     def preview(self) -> ConvertReport:

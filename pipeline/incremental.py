@@ -111,6 +111,7 @@ def find_changes(
     present = {f"{source.name}/{ref.key}": (source, ref) for source in sources for ref in source.index.episodes}
     marks = {name: fingerprint(source.reader, ref) for name, (source, ref) in present.items()}
     contents = _Contents(known)
+    places = _places(present)
     new, moved, duplicates, changed = [], {}, [], []
     for name, (source, ref) in present.items():
         old = name if name in known else seen.moved.get(name, "")
@@ -121,7 +122,7 @@ def find_changes(
                 changed.append(name)
             continue
         else:
-            old = contents.find(source, ref)
+            old = contents.find(source, ref, places[name])
         if not old:
             new.append((source.name, ref, marks[name]))
         elif old in present and old != name:
@@ -158,20 +159,28 @@ class _Contents:
             self._names.setdefault((ordinals[paths], *_content(files)), name)
             self._sizes.add((len(files), sum(nbytes for _, nbytes, _ in files)))
             ordinals[paths] += 1
-        self._ordinals: Counter[tuple[str, ...]] = Counter()
 
-    def find(self, source: Source, ref: EpisodeRef) -> str:
+    def find(self, source: Source, ref: EpisodeRef, place: int) -> str:
         """Return the name under which the dataset has this episode, or an empty string; files are read only if sizes agree."""
-        paths = tuple(path.as_posix() for path in source.reader.files(ref))
-        ordinal = self._ordinals[source.name, *paths]
-        self._ordinals[source.name, *paths] += 1
+        paths = [path.as_posix() for path in source.reader.files(ref)]
         try:
             nbytes = sum((source.reader.root / path).stat().st_size for path in paths)
         except OSError:
             return ""
         if (len(paths), nbytes) not in self._sizes:
             return ""
-        return self._names.get((ordinal, *_content(_read_files(source, ref))), "")
+        return self._names.get((place, *_content(_read_files(source, ref))), "")
+
+
+def _places(present: Mapping[str, tuple[Source, EpisodeRef]]) -> dict[str, int]:
+    """Give each episode its place among those that lie in the same files."""
+    counts: Counter[tuple[str, ...]] = Counter()
+    places = {}
+    for name, (source, ref) in present.items():
+        paths = (source.name, *(path.as_posix() for path in source.reader.files(ref)))
+        places[name] = counts[paths]
+        counts[paths] += 1
+    return places
 
 
 def _content(files: Files) -> tuple[tuple[int, str], ...]:

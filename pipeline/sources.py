@@ -1,7 +1,7 @@
 """What the sources hold now, against what the dataset and an unfinished plan know of them."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -31,7 +31,7 @@ class Source:
     index: SourceIndex
 
 
-def open_sources(paths: Sequence[str | Path], kind: str = "") -> list[Source]:
+def open_sources(paths: Sequence[str | Path], kind: str = "", options: Mapping[str, str] | None = None) -> list[Source]:
     """Open and index every source; UsageError where two are the same folder."""
     resolved = [Path(path).expanduser() for path in paths]
     absolute = [path.resolve() for path in resolved]
@@ -40,7 +40,7 @@ def open_sources(paths: Sequence[str | Path], kind: str = "") -> list[Source]:
     sources = []
     for name, path in zip(_unique_names(absolute), absolute, strict=True):
         with locate(source=name):
-            reader = open_source(path, kind)
+            reader = open_source(path, kind, options)
             sources.append(Source(name, str(path), reader, reader.index()))
     return sources
 

@@ -20,7 +20,8 @@ class Signals:
     position_m: np.ndarray
     """``float64[signal, 3]``: where the light itself stands or hangs."""
     heading_rad: np.ndarray
-    """``float64[signal]``: direction of the road there, turned by the signal's own offset."""
+    """``float64[signal]``: the way that those who obey it drive, in every one of CARLA's towns: direction of the reference line plus
+    the signal's own offset, whatever its orientation (the standard would turn half of them around)."""
     lane_offsets: np.ndarray
     """``int64[signal + 1]``: signal ``i`` governs ``lanes[lane_offsets[i]:lane_offsets[i + 1]]``."""
     lanes: np.ndarray
@@ -98,8 +99,13 @@ class LaneGraph:
             _expect(name, getattr(self, name), (int(offsets[-1]),), "int32")
         if num and np.diff(self.offsets).min() < 2:
             raise SchemaError("expected two or more points in every lane, found fewer; rebuild the lane graph")
-        if len(self.signals.lanes) and not 0 <= self.signals.lanes.min() <= self.signals.lanes.max() < num:
-            raise SchemaError(f"expected signals of lanes in [0, {num}), found others; rebuild the lane graph")
+        for name, lanes in (
+            ("successors", self.successors),
+            ("predecessors", self.predecessors),
+            ("signals of lanes", self.signals.lanes),
+        ):
+            if len(lanes) and not 0 <= lanes.min() <= lanes.max() < num:
+                raise SchemaError(f"expected {name} in [0, {num}), found others; rebuild the lane graph")
 
     @property
     def num_lanes(self) -> int:

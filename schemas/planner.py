@@ -52,9 +52,13 @@ class PlannerParams:
     def __post_init__(self) -> None:
         counts = (self.future_steps, self.num_agents, self.num_static, self.num_lanes, self.num_route_lanes)
         if min(counts) < 1 or self.past_steps < 0 or self.num_vulnerable < 0 or self.num_points < 2:
-            raise SchemaError("expected sizes of 1 or more (num_points 2), found one below; correct the planner parameters")
+            raise SchemaError(
+                "expected sizes of 1 or more (num_points 2), found one below; correct the planner parameters"
+            )
         if not (self.rate_hz > 0 and self.radius_m > 0 and self.agent_radius_m > 0 and self.wheel_base_m > 0):
-            raise SchemaError("expected rate, radii and wheel base above 0, found one that is not; correct the planner parameters")
+            raise SchemaError(
+                "expected rate, radii and wheel base above 0, found one that is not; correct the planner parameters"
+            )
 
 
 TENSORS = (

@@ -153,7 +153,9 @@ class Tracks:
                 )
             sizes.update((side, size) for side, size in zip(shape, found.shape) if isinstance(side, str))
         if len(self.light_signal) != sizes["light"]:
-            raise SchemaError(f"expected {sizes['light']} light signals, found {len(self.light_signal)}; report this as a bug")
+            raise SchemaError(
+                f"expected {sizes['light']} light signals, found {len(self.light_signal)}; report this as a bug"
+            )
         if not np.all(np.diff(self.time_s) > 0):
             raise SchemaError("expected increasing times of tracks, found some that do not; repair or drop the episode")
 

@@ -150,6 +150,8 @@ def _text(data: bytes) -> bytes:
             raise SourceError(f"expected a sound gzip file, found {error}; fetch it again", Reason.DECODE) from error
     if len(text) > MAX_NBYTES:
         raise SourceError(f"expected at most {MAX_NBYTES} bytes of XML, found more; cut the map", Reason.TOO_LARGE)
+    if b"\0" in text:  # a byte order mark outweighs the encoding the parser is given
+        raise SourceError("expected UTF-8, found a null byte; convert the map from UTF-16", Reason.UNSUPPORTED)
     if b"<!DOCTYPE" in text:
         raise SourceError("expected no document type, found one; remove <!DOCTYPE ...>", Reason.UNSUPPORTED)
     return re.sub(rb'\sxmlns="[^"]*"', b"", text[:4096], count=1) + text[4096:]
@@ -245,9 +247,7 @@ def _read_signals(tables: Tables, road: ET.Element, index: int) -> None:
         if element.tag == "signal":
             if element.get("dynamic") != "yes":
                 continue
-            orientation = element.get("orientation", "none")
-            heading = _number(element, "hOffset", 0.0) + (math.pi if orientation == "-" else 0.0)
-            pose = (s, _number(element, "t"), _number(element, "zOffset", 0.0), heading)
+            pose = (s, _number(element, "t"), _number(element, "zOffset", 0.0), _number(element, "hOffset", 0.0))
             tables.signals.append(SignalRow(name, index, element.get("type", ""), pose))
         lanes = [(_whole(row, "fromLane"), _whole(row, "toLane")) for row in element.iterfind("validity")]
         tables.claims.append(Claim(name, index, s, element.get("orientation", "none"), lanes))

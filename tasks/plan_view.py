@@ -138,7 +138,7 @@ def _curve_length(u: np.ndarray, v: np.ndarray, p: np.ndarray, num_panels: int =
         for node, weight in zip(_NODES, _WEIGHTS, strict=True):
             at = p * ((panel + node) / num_panels)
             total += weight * np.hypot(_slope(u, at), _slope(v, at))
-    return total * p / num_panels
+    return np.asarray(total * p / num_panels)
 
 
 def _parameter(u: np.ndarray, v: np.ndarray, length: np.ndarray, last: np.ndarray) -> np.ndarray:

@@ -67,7 +67,9 @@ def payload_nbytes(header: bytes | memoryview, left_nbytes: int) -> int:
         message = f"expected a record of at most {MAX_PAYLOAD_NBYTES} bytes, found {nbytes}; check the file"
         raise SourceError(message, Reason.TOO_LARGE)
     if HEADER_NBYTES + nbytes + FOOTER_NBYTES > left_nbytes:
-        message = f"expected a record of {nbytes} bytes, found {left_nbytes - HEADER_NBYTES} left; download the file again"
+        message = (
+            f"expected a record of {nbytes} bytes, found {left_nbytes - HEADER_NBYTES} left; download the file again"
+        )
         raise SourceError(message, Reason.TRUNCATED)
     return int(nbytes)
 

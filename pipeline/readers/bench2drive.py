@@ -1,6 +1,6 @@
 """Bench2Drive clips: six cameras, a view from above and one annotation a step, at 10 Hz.
 
-``docs/formats.md`` describes the layout and what is read of it. Boxes, lights and signs other than the ego are not read yet.
+``docs/formats.md`` describes the layout and what is read of it. Boxes, lights and signs are read as tracks, by :mod:`pipeline.readers.bench2drive_tracks`.
 """
 
 import re
@@ -12,11 +12,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from pipeline.readers.bench2drive_tracks import annotation_tracks
 from pipeline.readers.folders import SNIFF_FOLDERS, Folder, list_folder, source_root, walk_folders
 from pipeline.readers.records import INSTRUCTIONS, Field, instruction_index, read_records
 from pipeline.readers.stepped import StepFiles, episode_key, find_episodes, find_steps, step_files
-from schemas.errors import Reason, SourceError
+from schemas.errors import Reason, SourceError, locate
 from schemas.source import EpisodeRef, Frame, SignalBlock, SignalInfo, SourceIndex, ViewInfo
+from schemas.tracks import Tracks
 
 RATE_HZ = 10.0
 VIEWS = (
@@ -136,6 +138,12 @@ class Bench2DriveReader:
     def frame_path(self, ref: EpisodeRef, view: str, step: int) -> str:
         """Name the image of a step."""
         return _images(self.root, ref.details, ref.view(view).name).name(step)
+
+    def read_tracks(self, ref: EpisodeRef) -> Tracks:
+        """Return the ego, the boxes and the traffic lights of every annotation, in the right-handed frame."""
+        files = _annotations(self.root, ref.details)
+        with locate(episode=ref.key):
+            return annotation_tracks(ref, lambda step: files.read_record(step, MAX_RECORD_NBYTES))
 
     def files(self, ref: EpisodeRef) -> Iterator[Path]:
         """Name the annotations, then the images, view by view."""

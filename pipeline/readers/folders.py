@@ -22,6 +22,7 @@ SNIFF_FOLDERS = 2000
 
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
 _NUMBERED = re.compile(r"(\d{1,9})((?:\.[A-Za-z0-9]+)+)", re.ASCII)
+_SNAPSHOT = re.compile(r"(.*/(?:datasets|models|spaces)--[^/]+)/snapshots/[^/]+(?:/|\Z)", re.DOTALL)
 _OPEN = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -66,7 +67,10 @@ def source_root(path: str | Path) -> Path:
 
 
 def inside(root: Path, relative: str) -> str:
-    """Return the real path of ``relative``; SourceError where a link or ``..`` leads out of ``root``."""
+    """Return the real path of ``relative``; SourceError where a link or ``..`` leads out of ``root``.
+
+    One kind of link may: those of a snapshot in the Hugging Face cache, whose files all lie in the cache's ``blobs``.
+    """
     real_root = os.path.realpath(root)
     try:
         path = os.path.realpath(os.path.join(real_root, relative))
@@ -74,13 +78,28 @@ def inside(root: Path, relative: str) -> str:
         raise SourceError(
             f"expected a path, found {relative!r}: {error}; correct the metadata", file=relative
         ) from error
-    if path != real_root and not path.startswith(os.path.join(real_root, "")):
+    if not _lies_in(path, real_root) and not _is_cached_blob(real_root, relative, path):
         raise SourceError(
             f"expected a file of the source, found a path that leaves it: {relative}; copy the files that links point to into it",
             Reason.UNSUPPORTED,
             file=relative,
         )
     return path
+
+
+def _lies_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(os.path.join(folder, ""))
+
+
+def _is_cached_blob(real_root: str, relative: str, path: str) -> bool:
+    """Say whether ``path`` is a file in ``blobs`` of the cached repository that the snapshot ``real_root`` is of, by a link.
+
+    huggingface_hub keeps ``<kind>s--<owner>--<name>/{blobs/<digest>, snapshots/<commit>/<link to a blob>}``.
+    """
+    if not _lies_in(os.path.normpath(os.path.join(real_root, relative)), real_root):
+        return False  # a name in the metadata, and no link, asks for it
+    match = _SNAPSHOT.match(real_root)
+    return match is not None and os.path.dirname(path) == os.path.join(match[1], "blobs")
 
 
 def open_inside(root: Path, relative: str) -> int:

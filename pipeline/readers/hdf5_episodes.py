@@ -3,9 +3,8 @@
 A reader of one layout says where the arrays lie; the rest is here. ``docs/formats.md`` shows one in full.
 """
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -13,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.readers.folders import SNIFF_FOLDERS, Folder, natural_key, walk_folders
-from pipeline.readers.hdf5_files import Hdf5File, Rows, open_hdf5, require_h5py
+from pipeline.readers.hdf5_files import Hdf5File, open_hdf5, require_h5py
+from pipeline.readers.hdf5_rows import Rows
 from pipeline.readers.metadata import as_text
 from schemas.errors import Reason, SourceError
 from schemas.source import EpisodeRef, Fault, Frame, SignalBlock, SignalInfo, ViewInfo
@@ -72,6 +72,18 @@ class Arrays:
     others: list[str] = field(default_factory=list)
     """Arrays that are left alone."""
 
+    def add_all(self, file: Hdf5File, folders: Sequence[str], *, but: Sequence[str] = ()) -> None:
+        """Take the arrays of ``folders`` of the file but those called ``but``; of one name, that of the first folder alone."""
+        taken = set(but)
+        for folder in folders:
+            for name in file.names(folder):
+                if name not in but and file.is_array(path := f"{folder}/{name}"):
+                    if name in taken:
+                        self.others.append(path)
+                    else:
+                        self.add(file, name, path)
+                    taken.add(name)
+
     def add(self, file: Hdf5File, name: str, path: str) -> None:
         """Take the array at ``path`` for a view, a signal, or neither; nothing of it is read."""
         if as_text(name) != name or name == TIME.name:
@@ -83,14 +95,24 @@ class Arrays:
             self.faults.append(Fault(reason=error.reason, message=error.message, stream=name, path=file.path))
             return
         shape = rows.row_shape
-        if rows.dtype == np.uint8 and len(shape) == 3 and shape[2] == 3 and math.prod(shape):
+        if rows.dtype == np.uint8 and len(shape) == 3 and shape[2] == 3 and 0 not in shape:
             self.views.append(ViewInfo(name=name, height_px=shape[0], width_px=shape[1], encoding="raw"))
-        elif 0 < math.prod(shape) <= MAX_ROW_SIZE and len(shape) < 3:
+        elif 0 < int(np.prod(shape, dtype=np.int64)) <= MAX_ROW_SIZE and len(shape) < 3:
             self.signals.append(SignalInfo(name=name, shape=shape, dtype=rows.dtype.name))
         else:
             self.others.append(name)
             return
         self.counts[name] = rows.num_steps
+
+    def require(self, name: str, path: str) -> None:
+        """Raise SourceError, with the reason if there is one, unless ``name`` is a signal."""
+        if any(signal.name == name for signal in self.signals):
+            return
+        for fault in self.faults:
+            if fault.stream == name:
+                raise SourceError(fault.message, fault.reason, file=path)
+        message = f"expected rows of numbers in {name!r}, found none; record it again"
+        raise SourceError(message, Reason.BAD_METADATA, file=path)
 
     def count_steps(self, first: str, path: str) -> int:
         """Return the episode's length, that of ``first`` or of most arrays; others of another length are faults."""
@@ -99,11 +121,11 @@ class Arrays:
         for name, count in self.counts.items():
             if count != num_steps:
                 start, stop = sorted((count, num_steps))
-                message = f"expected {num_steps} steps as {first} or most arrays have, found {count}; check the recording"
+                message = (
+                    f"expected {num_steps} steps as {first} or most arrays have, found {count}; check the recording"
+                )
                 self.faults.append(
-                    Fault(
-                        reason=Reason.COUNT_MISMATCH, message=message, stream=name, start=start, stop=stop, path=path
-                    )
+                    Fault(reason=Reason.COUNT_MISMATCH, message=message, stream=name, start=start, stop=stop, path=path)
                 )
         return num_steps
 
@@ -113,25 +135,31 @@ def place_faults(faults: Sequence[Fault], key: str) -> list[Fault]:
     return [replace(fault, episode=key) for fault in faults]
 
 
-def read_signals(root: Path, ref: EpisodeRef, names: Mapping[str, str], steps: np.ndarray) -> SignalBlock:
-    """Read the arrays ``signal -> path in the file`` at ``steps``, and ``timestamp_s`` by the rate.
+def read_signals(
+    root: Path, ref: EpisodeRef, names: Sequence[str], steps: np.ndarray, folders: Sequence[str]
+) -> SignalBlock:
+    """Read arrays at ``steps``, each in the first of ``folders`` of the file that has it, and ``timestamp_s`` by the rate.
 
     What cannot be read is NaN (0 in integers), and a fault that says which rows and why.
     """
     steps = np.asarray(steps, np.int64)
-    values = {name: _unread(ref.signal(name), len(steps)) for name in names if name != TIME.name}
+    wanted = [ref.signal(name) for name in dict.fromkeys(names) if name != TIME.name]
+    values = {signal.name: _unread(signal, len(steps)) for signal in wanted}
     faults: list[Fault] = []
+    times = {TIME.name: steps / ref.rate_hz}
+    if not values:
+        return SignalBlock(values=times)
     try:
         with open_hdf5(root, ref.details["file"]) as file:
             for name, out in values.items():
                 try:
-                    rows = _indexed(file, ref, name, names[name])
+                    rows = _indexed(file, ref, name, folders)
                     faults += _fill(rows, ref, name, steps, out)
                 except SourceError as error:
                     faults.append(_fault(ref, error, name, 0, ref.num_steps))
     except SourceError as error:
         faults.append(_fault(ref, error, "", 0, ref.num_steps))
-    return SignalBlock(values={**values, TIME.name: steps / ref.rate_hz}, faults=tuple(faults))
+    return SignalBlock(values={**values, **times}, faults=tuple(faults))
 
 
 def _unread(signal: SignalInfo, count: int) -> np.ndarray:
@@ -146,8 +174,10 @@ def _fault(ref: EpisodeRef, error: SourceError, stream: str, start: int, stop: i
     )
 
 
-def _indexed(file: Hdf5File, ref: EpisodeRef, name: str, path: str) -> Rows:
-    rows, signal = file.rows(path), ref.signal(name)
+def _indexed(file: Hdf5File, ref: EpisodeRef, name: str, folders: Sequence[str]) -> Rows:
+    paths = [f"{folder}/{name}" for folder in folders]
+    rows = file.rows(next((path for path in paths if file.is_array(path)), paths[0]))
+    signal = ref.signal(name)
     if (rows.row_shape, rows.dtype.name) != (signal.shape, signal.dtype):
         raise SourceError(
             f"expected {signal.dtype}{list(signal.shape)} in {name!r} as indexed, found {rows.dtype}{list(rows.row_shape)}; "
@@ -203,10 +233,10 @@ def read_frames(
     steps: np.ndarray,
     *,
     path: str,
-    convert: Callable[[np.ndarray], Frame] | None = None,
+    convert: Callable[[np.ndarray, int], Frame] | None = None,
     kinds: str = "biuf",
 ) -> Iterator[Frame]:
-    """Yield the frame of each step: its row of ``path``, through ``convert`` where that is given; or a fault."""
+    """Yield the frame of each step: its row of ``path``, through ``convert(row, step)`` where that is given; or a fault."""
     done = 0
     try:
         with open_hdf5(root, ref.details["file"]) as file:
@@ -218,11 +248,15 @@ def read_frames(
 
 
 def _frame(
-    ref: EpisodeRef, view: str, step: int, row: np.ndarray | SourceError, convert: Callable[[np.ndarray], Frame] | None
+    ref: EpisodeRef,
+    view: str,
+    step: int,
+    row: np.ndarray | SourceError,
+    convert: Callable[[np.ndarray, int], Frame] | None,
 ) -> Frame:
     if isinstance(row, SourceError):
         return _fault(ref, row, view, step, step + 1)
     try:
-        return convert(row) if convert else np.array(row, order="C")
+        return convert(row, step) if convert else np.array(row, order="C")
     except SourceError as error:
         return _fault(ref, error, view, step, step + 1)

@@ -1,4 +1,4 @@
-"""LeRobot datasets, v2.0 and v2.1: one Parquet file an episode, one video an episode and view.
+"""LeRobot datasets: v2.0 and v2.1, with a table and a video of each view for every episode, and v3.0, whose episodes share files.
 
 ``docs/formats.md`` describes the layout and what is read of it.
 """
@@ -14,8 +14,10 @@ import numpy as np
 
 from pipeline.readers.folders import Folder, inside, list_folder, open_inside, source_root
 from pipeline.readers.lerobot_meta import (
+    INFO,
     EpisodeLine,
     Info,
+    SharedFiles,
     default_columns,
     find_version,
     read_episodes,
@@ -24,10 +26,12 @@ from pipeline.readers.lerobot_meta import (
     refuse_foreign_version,
 )
 from pipeline.readers.lerobot_rows import read_images, read_rows
-from pipeline.readers.parquet_rows import open_parquet
+from pipeline.readers.lerobot_shared import EPISODES, read_shared_episodes, read_shared_tasks
+from pipeline.readers.parquet_rows import open_parquet, require_footer
 from schemas.errors import Reason, SourceError
 from schemas.source import EpisodeRef, Fault, Frame, SignalBlock, SignalInfo, SourceIndex, ViewInfo
 
+_NO_STOP = 2**62
 MAX_TASKS = 1000
 """Tasks that an episode without tasks of its own may have one of."""
 TIME = SignalInfo(name="timestamp_s", shape=(), dtype="float64", units="s")
@@ -44,7 +48,7 @@ class LeRobotReader:
 
     @classmethod
     def sniff(cls, root: Path) -> str:
-        """Return an empty string for LeRobot v2, else what is missing; SourceError for a LeRobot version not read yet."""
+        """Return an empty string for LeRobot v2 and v3, else what is missing; SourceError for a version not read yet."""
         try:
             version = find_version(root)
         except LookupError as error:
@@ -61,14 +65,10 @@ class LeRobotReader:
         info = read_info(root)
         faults: list[Fault] = []
         notes = list(info.notes)
-        tasks = read_tasks(root, faults)
-        if os.path.lexists(root / "meta/episodes.jsonl"):
-            lines = read_episodes(root, faults)
-        else:
-            notes.append("meta/episodes.jsonl is missing; episodes and lengths come from the data files")
-            lines = _lines_from_data(root, faults)
+        lines, tasks = _read_lines(root, info, faults, notes)
+        faults += _count_fault(info, lines)
         columns = default_columns(root, info.signals, notes)
-        maker = _EpisodeMaker(root, info, tasks, {})
+        maker = _EpisodeMaker(root, info, tasks, {}, {})
         episodes = [maker.make(line, faults) for line in lines]
         return SourceIndex(
             format=self.name,
@@ -86,21 +86,31 @@ class LeRobotReader:
 
     def read_frames(self, ref: EpisodeRef, view: str, steps: np.ndarray) -> Iterator[Frame]:
         """Yield each step's frame: decoded from a video in one pass, or as the encoded image of a column."""
-        if ref.view(view).encoding == "video":
+        if ref.view(view).encoding != "video":
+            return read_images(self.root, ref, view, np.asarray(steps, np.int64))
+        if view in ref.details["videos"]:
             return self._video_frames(ref, view, np.asarray(steps, np.int64))
-        return read_images(self.root, ref, view, np.asarray(steps, np.int64))
+        message = f"expected a video of {view!r}, found that {EPISODES} places none in a file; use another view"
+        fault = Fault(reason=Reason.MISSING_FILE, message=message)
+        return (_placed(fault, ref, view, int(step), EPISODES) for step in steps)
 
     def _video_frames(self, ref: EpisodeRef, view: str, steps: np.ndarray) -> Iterator[Frame]:
         from pipeline.readers.video import read_video_frames  # PyAV takes long to import, and indexing needs none of it
 
         path, done = ref.details["videos"][view], 0
+        first, stop = ref.details.get("video_frames", {}).get(view, (0, _NO_STOP))
+        own = steps[: int(np.searchsorted(steps, stop - first))]
         try:
             os.close(open_inside(self.root, path))
-            for step, frame in zip(
-                steps.tolist(), read_video_frames(Path(inside(self.root, path)), steps), strict=True
-            ):
+            found = read_video_frames(Path(inside(self.root, path)), own + first)
+            for step, frame in zip(own.tolist(), found, strict=True):
                 yield _placed(frame, ref, view, step, path) if isinstance(frame, Fault) else frame
                 done += 1
+            message = (
+                f"expected frame {{}}, found that meta/ gives the episode {stop - first} frames of the video; check it"
+            )
+            for step in steps[done:].tolist():  # what follows in the file is the next episode
+                yield _placed(Fault(reason=Reason.COUNT_MISMATCH, message=message.format(step)), ref, view, step, path)
         except SourceError as error:
             fault = Fault(reason=error.reason, message=error.message)
             yield from (_placed(fault, ref, view, step, path) for step in steps[done:].tolist())
@@ -129,24 +139,18 @@ class _EpisodeMaker:
     info: Info
     tasks: Mapping[int, str]
     listed: dict[str, frozenset[str]]
+    unfinished: dict[str, SourceError | None]
+    """Shared tables whose ends were looked at, and what is wrong with them."""
 
     def make(self, line: EpisodeLine, faults: list[Fault]) -> EpisodeRef | None:
-        """Return the episode of a line of episodes.jsonl, or None and a fault."""
-        key = f"episode_{line.index:06d}"
-        data = self.info.path(self.info.data_path, line.index)
-        if line.num_steps == 0:
-            message = "expected an episode of 1 step or more, found length 0 in episodes.jsonl; drop it"
-            faults.append(Fault(reason=Reason.EMPTY_EPISODE, message=message, episode=key, path=data))
+        """Return the episode of a line of ``meta/``, or None and a fault."""
+        key, shared = f"episode_{line.index:06d}", line.shared
+        data = self.info.path(self.info.data_path, line.index, file=shared.data if shared else (0, 0))
+        refused = self._refusal(line, data)
+        if refused is not None:
+            faults.append(Fault(reason=refused.reason, message=refused.message, episode=key, path=data))
             return None
-        if not self._exists(data):
-            message = "expected the data file of an episode in episodes.jsonl, found none; complete the download, or drop the episode"
-            faults.append(Fault(reason=Reason.MISSING_FILE, message=message, episode=key, path=data))
-            return None
-        videos = {
-            view.name: self.info.path(self.info.video_path, line.index, view.name)
-            for view in self.info.views
-            if view.encoding == "video"
-        }
+        videos = self._videos(line)
         instructions, task_indices = self._instructions(line)
         return EpisodeRef(
             key=key,
@@ -162,11 +166,42 @@ class _EpisodeMaker:
                 "task_indices": task_indices,
                 "robot_type": self.info.robot_type,
                 "version": self.info.version,
+                **({} if shared is None else _shared_details(shared)),
             },
         )
 
+    def _refusal(self, line: EpisodeLine, data: str) -> SourceError | None:
+        if line.num_steps == 0:
+            message = "expected an episode of 1 step or more, found length 0 in meta/; drop it"
+            return SourceError(message, Reason.EMPTY_EPISODE)
+        if not self._exists(data):
+            message = (
+                "expected the data file of an episode in meta/, found none; complete the download, or drop the episode"
+            )
+            return SourceError(message, Reason.MISSING_FILE)
+        if line.shared is None:
+            return None  # its only episode says so when it is read
+        if data not in self.unfinished:
+            try:
+                require_footer(self.root, data)
+                self.unfinished[data] = None
+            except SourceError as error:
+                self.unfinished[data] = error
+        return self.unfinished[data]
+
+    def _videos(self, line: EpisodeLine) -> dict[str, str]:
+        names = [view.name for view in self.info.views if view.encoding == "video"]
+        if line.shared is None:
+            return {name: self.info.path(self.info.video_path, line.index, name) for name in names}
+        places = line.shared.videos
+        return {
+            name: self.info.path(self.info.video_path, line.index, name, file=places[name].file)
+            for name in names
+            if name in places
+        }
+
     def _view(self, view: ViewInfo, videos: Mapping[str, str]) -> ViewInfo:
-        present = view.name not in videos or self._exists(videos[view.name])
+        present = self._exists(videos[view.name]) if view.name in videos else view.encoding != "video"
         return view if present else replace(view, present=False)
 
     def _instructions(self, line: EpisodeLine) -> tuple[tuple[str, ...], list[int]]:
@@ -188,6 +223,39 @@ class _EpisodeMaker:
             except SourceError:
                 self.listed[folder] = frozenset()
         return name in self.listed[folder]
+
+
+def _shared_details(shared: SharedFiles) -> dict[str, object]:
+    frames = {name: [place.start, place.stop] for name, place in shared.videos.items()}
+    return {"first_row": shared.first_row, "video_frames": frames}
+
+
+def _read_lines(
+    root: Path, info: Info, faults: list[Fault], notes: list[str]
+) -> tuple[list[EpisodeLine], dict[int, str]]:
+    """Return what ``meta/`` says of each episode, and the tasks; the layout is the one found, whatever version is declared."""
+    views = [view.name for view in info.views if view.encoding == "video"]
+    if os.path.isdir(root / EPISODES):
+        lines = read_shared_episodes(root, views, info.rate_hz, faults)
+        return lines, read_shared_tasks(root, faults)
+    if info.shares_files:
+        raise SourceError(
+            f"expected {EPISODES}, which says where episodes lie in shared files, found none; complete the download",
+            Reason.MISSING_FILE,
+            file=EPISODES,
+        )
+    if os.path.lexists(root / "meta/episodes.jsonl"):
+        return read_episodes(root, faults), read_tasks(root, faults)
+    notes.append("meta/episodes.jsonl is missing; episodes and lengths come from the data files")
+    return _lines_from_data(root, faults), read_tasks(root, faults)
+
+
+def _count_fault(info: Info, lines: Sequence[EpisodeLine]) -> list[Fault]:
+    """Say that episodes are missing altogether: those that even ``meta/`` does not name."""
+    if len(lines) >= info.total_episodes:
+        return []
+    message = f"expected {info.total_episodes} episodes as info.json says, found {len(lines)}; complete the download"
+    return [Fault(reason=Reason.MISSING_FILE, message=message, path=INFO)]
 
 
 def _lines_from_data(root: Path, faults: list[Fault]) -> list[EpisodeLine]:

@@ -1,4 +1,4 @@
-"""What the ``meta/`` folder of a LeRobot v2 dataset says, read with the tolerance that foreign writers need."""
+"""What the ``meta/`` folder of a LeRobot dataset says, read with the tolerance that foreign writers need."""
 
 import math
 import os
@@ -19,6 +19,9 @@ MAX_ROW_SIZE = 2**16
 MAX_STEPS = 2**31
 DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
 VIDEO_PATH = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+SHARED_DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+"""From v3.0 on, many episodes share a file."""
+SHARED_VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 CHUNKS_SIZE = 1000
 
 OWN_COLUMNS = ("timestamp", "frame_index", "episode_index", "index", "task_index", "timestamp_s", "instruction_index")
@@ -27,7 +30,8 @@ OWN_COLUMNS = ("timestamp", "frame_index", "episode_index", "index", "task_index
 _DTYPES = frozenset(
     {"bool", "float16", "float32", "float64"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 )
-_FIELDS = {"episode_chunk", "episode_index", "video_key"}
+_SHARED_FIELDS = {"chunk_index", "file_index"}
+_FIELDS = {"episode_chunk", "episode_index", "video_key"} | _SHARED_FIELDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,8 @@ class Info:
     version: str
     rate_hz: float
     """0 where the file gives none."""
+    total_episodes: int
+    """0 where the file gives none."""
     chunks_size: int
     data_path: str
     video_path: str
@@ -45,11 +51,20 @@ class Info:
     signals: tuple[SignalInfo, ...]
     notes: tuple[str, ...]
 
-    def path(self, template: str, episode_index: int, video_key: str = "") -> str:
-        """Fill a path template of this dataset."""
+    def path(self, template: str, episode_index: int, video_key: str = "", *, file: tuple[int, int] = (0, 0)) -> str:
+        """Fill a path template of this dataset; ``file`` is the chunk and number of a file that episodes share."""
         return template.format(
-            episode_chunk=episode_index // self.chunks_size, episode_index=episode_index, video_key=video_key
+            episode_chunk=episode_index // self.chunks_size,
+            episode_index=episode_index,
+            chunk_index=file[0],
+            file_index=file[1],
+            video_key=video_key,
         )
+
+    @property
+    def shares_files(self) -> bool:
+        """Whether the path of a table names a file of many episodes, and not an episode."""
+        return any(field in _SHARED_FIELDS for _, field, _, _ in Formatter().parse(self.data_path))
 
 
 def find_version(root: Path) -> str:
@@ -72,10 +87,10 @@ def _hint(root: Path) -> str:
 
 
 def refuse_foreign_version(version: str) -> None:
-    """Raise SourceError unless ``version`` is 2.0, 2.1 or unsaid."""
-    if version and not re.fullmatch(r"v?2(\.[01])?(\.\d+)?", version):
+    """Raise SourceError unless ``version`` is 2.0, 2.1, 3.0 or unsaid."""
+    if version and not re.fullmatch(r"v?([23]|(2\.[01]|3\.0)(\.\d+)?)", version):
         raise SourceError(
-            f"expected LeRobot v2.0 or v2.1, found {version[:20]}, which is not read yet; convert it to v2.1 meanwhile",
+            f"expected LeRobot v2.0, v2.1 or v3.0, found {version[:20]}, which is not read yet; convert it meanwhile",
             Reason.UNSUPPORTED,
         )
 
@@ -99,6 +114,9 @@ def read_info(root: Path) -> Info:
     if not rate_hz:
         found = str(data.get("fps"))[:20]
         notes.append(f"expected a positive fps in info.json, found {found}; times come from the timestamp column alone")
+    total = data.get("total_episodes")
+    is_shared = isinstance(version, str) and version.removeprefix("v").startswith("3")
+    data_path, video_path = (SHARED_DATA_PATH, SHARED_VIDEO_PATH) if is_shared else (DATA_PATH, VIDEO_PATH)
     chunks_size = data.get("chunks_size", CHUNKS_SIZE)
     if type(chunks_size) is not int or chunks_size < 1:
         notes.append(f"expected a positive chunks_size in info.json, found {str(chunks_size)[:20]}; took {CHUNKS_SIZE}")
@@ -106,9 +124,10 @@ def read_info(root: Path) -> Info:
     return Info(
         version=version if isinstance(version, str) else "",
         rate_hz=rate_hz,
+        total_episodes=total if type(total) is int and total > 0 else 0,
         chunks_size=chunks_size,
-        data_path=_template(data.get("data_path"), DATA_PATH, "data_path", notes),
-        video_path=_template(data.get("video_path"), VIDEO_PATH, "video_path", notes if views else []),
+        data_path=_template(data.get("data_path"), data_path, "data_path", notes),
+        video_path=_template(data.get("video_path"), video_path, "video_path", notes if views else []),
         robot_type=as_text(data.get("robot_type") or ""),
         views=views,
         signals=signals,
@@ -215,7 +234,7 @@ def flat_names(names: Any) -> tuple[str, ...]:
 
 
 def read_tasks(root: Path, faults: list[Fault]) -> dict[int, str]:
-    """Read ``task_index -> task``; empty where there is no such file."""
+    """Read ``task_index -> task`` of ``tasks.jsonl``; empty where there is no such file."""
     path = "meta/tasks.jsonl"
     tasks: dict[int, str] = {}
     if not os.path.lexists(root / path):
@@ -229,14 +248,40 @@ def read_tasks(root: Path, faults: list[Fault]) -> dict[int, str]:
     return tasks
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoPlace:
+    """Where an episode lies in a video that it shares with others."""
+
+    file: tuple[int, int]
+    """Chunk and number of the file."""
+    start: int
+    """Number of its first frame in the video."""
+    stop: int
+    """One past its last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedFiles:
+    """Where an episode of v3.0 lies in files that it shares with others."""
+
+    data: tuple[int, int]
+    """Chunk and number of the table."""
+    first_row: int
+    """Its first row in the table by ``dataset_from_index``, -1 where that does not say: the table's own ``episode_index`` counts."""
+    videos: Mapping[str, VideoPlace]
+    """By the name of the view; one that is absent has no video."""
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeLine:
-    """One usable line of ``meta/episodes.jsonl``."""
+    """What ``meta/`` says of one episode."""
 
     index: int
     num_steps: int
     tasks: tuple[str, ...] | None
     """None where the line has none."""
+    shared: SharedFiles | None = None
+    """None where the episode has files of its own."""
 
 
 def read_episodes(root: Path, faults: list[Fault]) -> list[EpisodeLine]:
@@ -253,11 +298,12 @@ def read_episodes(root: Path, faults: list[Fault]) -> list[EpisodeLine]:
             message = f"expected episode {index} once, found it again"
             faults.append(line_fault(path, number, message, Reason.DUPLICATE))
         else:
-            found[index] = EpisodeLine(index, length, _tasks(line.get("tasks")))
+            found[index] = EpisodeLine(index, length, as_tasks(line.get("tasks")))
     return [found[index] for index in sorted(found)]
 
 
-def _tasks(value: Any) -> tuple[str, ...] | None:
+def as_tasks(value: Any) -> tuple[str, ...] | None:
+    """Return the distinct tasks of an episode, None where it has none to speak of."""
     value = [value] if isinstance(value, str) else value
     if not isinstance(value, list):
         return None

@@ -28,6 +28,12 @@ def open_parquet(root: Path, path: str) -> Iterator[pq.ParquetFile]:
         yield table
 
 
+def require_footer(root: Path, path: str) -> None:
+    """Raise SourceError unless ``path`` begins and ends as a finished Parquet file does; 8 bytes are read."""
+    with os.fdopen(open_inside(root, path), "rb") as file:
+        _check_magic(file, path)
+
+
 @contextmanager
 def refusals(path: str) -> Iterator[None]:
     """Turn whatever pyarrow raises on a damaged file into a SourceError."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.readers.folders import natural_key
 from pipeline.readers.metadata import as_text, read_json
 from schemas.errors import Reason, SourceError
 from schemas.source import Fault, SignalInfo, ViewInfo
@@ -66,11 +67,12 @@ def read_features(root: Path, path: str) -> Features:
             file=path,
         )
     names = {leaf.key: step_name(leaf.key, keys) for leaf in steps}
+    views = [_view(leaf, names[leaf.key]) for leaf in steps if leaf.kind == "image"]
     signals = [leaf for leaf in steps if leaf.kind == "number" and names[leaf.key] not in OWN_NAMES]
     texts = sorted((leaf.key for leaf in steps if leaf.kind == "text"), key=lambda key: (len(key), key))
     return Features(
         counter=counter,
-        views=tuple(_view(leaf, names[leaf.key]) for leaf in steps if leaf.kind == "image"),
+        views=tuple(sorted(views, key=lambda view: natural_key(view.name))),  # a message's fields come in any order
         signals=tuple(SignalInfo(name=names[leaf.key], shape=leaf.shape, dtype=leaf.dtype) for leaf in signals),
         instructions=tuple(key for key in texts if INSTRUCTION.fullmatch(key.rpartition("/")[2])),
         facts=tuple(
@@ -191,7 +193,7 @@ def _side(value: Any) -> int:
 def default_columns(signals: tuple[SignalInfo, ...]) -> dict[str, tuple[str, ...]]:
     """Return which columns make ``state`` and ``actions``: DROID's joints as openpi takes them, else by RLDS's names."""
     offered = [signal.name for signal in signals]
-    droid = {
+    droid: dict[str, tuple[str, ...]] = {
         "state": ("joint_position", "gripper_position"),
         "actions": ("action_dict/joint_position", "action_dict/gripper_position"),
     }

@@ -2,14 +2,15 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pipeline.readers.folders import open_inside
-from pipeline.readers.metadata import as_text
 from pipeline.readers.rlds_features import Features, feature_key
 from schemas.errors import Reason, SourceError, locate
 from schemas.source import ViewInfo
@@ -24,6 +25,7 @@ from tasks.tfrecord import (
     int64_values,
     parse_example,
     payload_nbytes,
+    read_varint,
 )
 
 MAX_TEXTS_NBYTES = 16 * 2**20
@@ -70,7 +72,9 @@ class ShardFile:
         while offset < self.nbytes:
             with locate(file=self._path):
                 nbytes = payload_nbytes(head, self.nbytes - offset)
-            tail = self.read(offset + HEADER_NBYTES + nbytes, FOOTER_NBYTES + HEADER_NBYTES)  # and the next one's header
+            tail = self.read(
+                offset + HEADER_NBYTES + nbytes, FOOTER_NBYTES + HEADER_NBYTES
+            )  # and the next one's header
             yield Record(offset, nbytes, int.from_bytes(tail[:FOOTER_NBYTES], "little"))
             offset += HEADER_NBYTES + nbytes + FOOTER_NBYTES
             head = tail[FOOTER_NBYTES:]
@@ -88,7 +92,9 @@ class ShardFile:
 
     def _read_whole(self, offset: int, nbytes: int) -> bytearray:
         if offset + nbytes > self.nbytes:
-            message = f"expected a record up to byte {offset + nbytes}, found {self.nbytes} bytes; download the file again"
+            message = (
+                f"expected a record up to byte {offset + nbytes}, found {self.nbytes} bytes; download the file again"
+            )
             raise SourceError(message, Reason.TRUNCATED)
         data = bytearray(nbytes)
         view, done = memoryview(data), 0
@@ -155,24 +161,16 @@ class Glance:
     def summarize(self, features: Features) -> Summary:
         """Return what the index needs; SourceError where the steps cannot be counted."""
         if features.counter not in self.extents:
-            message = f"expected the feature {features.counter}, which features.json declares, found none; check the record"
+            message = (
+                f"expected the feature {features.counter}, which features.json declares, found none; check the record"
+            )
             raise SourceError(message, Reason.BAD_METADATA)
         num_steps = len(int64_values(self._read(features.counter, MAX_COUNTER_NBYTES)))
         absent, placeholders = self._missing_views(features.views, num_steps)
-        views = tuple(
-            ViewInfo(
-                name=view.name,
-                height_px=view.height_px,
-                width_px=view.width_px,
-                encoding=view.encoding,
-                present=view.name not in absent,
-            )
-            for view in features.views
-        )
-        texts = [text for text in self._texts(features.instructions[:1])]
-        spoken = [*texts, *(text for text in self._texts(features.instructions[1:]) if text not in texts)]
-        instructions = tuple(dict.fromkeys(text for text in spoken if text))
-        return Summary(num_steps, views, instructions, len(set(texts)) > 1, placeholders, self._facts(features.facts))
+        views = tuple(replace(view, present=view.name not in absent) for view in features.views)
+        texts = list(self._texts(features.instructions[:1]))
+        instructions = tuple(dict.fromkeys([*texts, *self._texts(features.instructions[1:])]))
+        return Summary(num_steps, views, instructions, len(texts) > 1, placeholders, self._facts(features.facts))
 
     def _read(self, key: str, limit_nbytes: int) -> bytes:
         start, stop = self.extents[key]
@@ -194,27 +192,24 @@ class Glance:
     def _is_placeholder(self, key: str, num_steps: int) -> bool:
         """Return whether a list of images is one image, again and again. Its size alone rules out most, unread."""
         start, stop = self.extents[key]
-        at, nbytes = self.start + start, stop - start
-        head = self.file.read(at, min(nbytes, WINDOW_NBYTES))
-        for used in range(2, 12):  # tag and length of the list: two to eleven bytes
-            body = nbytes - used
-            if body <= 0 or body % num_steps:
-                continue
-            unit = body // num_steps
-            same = head[used : used + 3] == self.file.read(at + used + unit, 3)
-            if same and head[used : used + 1] == b"\x0a" and unit <= MAX_FACT_NBYTES:
-                item = self.file.read(at + used, unit)
-                return all(
-                    self.file.read(at + used + k * unit, unit) == item for k in range(1, num_steps)
-                ) and len(byte_values(head[:used] + item * num_steps)) == num_steps
-        return False
+        head = self.file.read(self.start + start, min(stop - start, WINDOW_NBYTES))
+        if head[:1] != b"\x0a":
+            return False
+        body, used = read_varint(head, 1)
+        unit, rest = divmod(body, num_steps)
+        if rest or used + body != stop - start or not 0 < unit <= MAX_FACT_NBYTES:
+            return False
+        at, tail = self.start + start + used, min(unit, WINDOW_NBYTES)
+        if self.file.read(at + unit - tail, tail) != self.file.read(at + 2 * unit - tail, tail):
+            return False
+        first = self.file.read(at, unit)
+        return all(self.file.read(at + k * unit, unit) == first for k in range(1, num_steps))
 
     def _texts(self, keys: tuple[str, ...]) -> Iterator[str]:
-        """Yield the distinct texts of each of ``keys``, in order."""
+        """Yield the distinct texts of each of ``keys``, in order, empty ones left out."""
         for key in keys:
             if key in self.extents:
-                for text in distinct_texts(self._read(key, MAX_TEXTS_NBYTES)):
-                    yield text
+                yield from filter(None, dict.fromkeys(_texts_of(self._read(key, MAX_TEXTS_NBYTES))))
 
     def _facts(self, keys: tuple[str, ...]) -> dict[str, Any]:
         facts: dict[str, Any] = {}
@@ -228,17 +223,22 @@ class Glance:
 
 
 def _fact(feature: bytes) -> Any:
-    """Return a Feature's only value, whatever its kind; None where it has none or several."""
-    for decode in (byte_values, int64_values, float_values):
+    """Return a Feature's only value, whatever its kind; None where it has none, several, or one that is not finite."""
+    for decode in (_texts_of, int64_values, float_values):
         try:
-            values = decode(feature)
+            values: Sequence[Any] | np.ndarray = decode(feature)
         except SourceError:
             continue  # of another kind
         if len(values) == 1:
-            return as_text(bytes(values[0]).decode("utf-8", "replace")) if decode is byte_values else values[0].item()
+            value = values[0] if isinstance(values, list) else values[0].item()
+            return value if isinstance(value, str) or np.isfinite(value) else None
     return None
 
 
-def distinct_texts(feature: bytes | memoryview) -> list[str]:
-    """Return the distinct texts of a ``bytes_list``, in order of their first step."""
-    return [text.decode("utf-8", "replace") for text in dict.fromkeys(map(bytes, byte_values(feature)))]
+def _texts_of(feature: bytes) -> list[str]:
+    return [as_text(value) for value in byte_values(feature)]
+
+
+def as_text(value: bytes | memoryview) -> str:
+    """Return a text as it is offered: what is not UTF-8 is replaced."""
+    return bytes(value).decode("utf-8", "replace").strip()

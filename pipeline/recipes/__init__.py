@@ -61,21 +61,21 @@ def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     return replace(recipe, views=views, **given)
 
 
-def parse_view_flags(flags: Sequence[str]) -> dict[str, str]:
-    """Parse ``--view target=source`` flags.
+def parse_flags(name: str, flags: Sequence[str]) -> dict[str, str]:
+    """Parse flags such as ``--view target=source``.
 
-    >>> parse_view_flags(["base_0_rgb=rgb_front"])
+    >>> parse_flags("--view", ["base_0_rgb=rgb_front"])
     {'base_0_rgb': 'rgb_front'}
     """
-    views: dict[str, str] = {}
+    values: dict[str, str] = {}
     for flag in flags:
-        target, equals, source = flag.partition("=")
-        if not (target and equals and source):
-            raise RecipeError(f"expected --view target=source, found {flag!r}; for example --view base_0_rgb=rgb_front")
-        if target in views:
-            raise RecipeError(f"expected one --view for {target!r}, found two; keep one")
-        views[target] = source
-    return views
+        key, equals, value = flag.partition("=")
+        if not (key and equals and value):
+            raise RecipeError(f"expected {name} key=value, found {flag!r}; for example --view base_0_rgb=rgb_front")
+        if key in values:
+            raise RecipeError(f"expected one {name} for {key!r}, found two; keep one")
+        values[key] = value
+    return values
 
 
 def _override_view(view: ViewRecipe, changes: Mapping[str, Any]) -> ViewRecipe:

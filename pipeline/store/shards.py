@@ -54,7 +54,7 @@ def encode_chunk(spec: ArraySpec, rows: np.ndarray) -> Bytes:
     if kind == "raw":
         return plain
     if kind == "zstd":
-        from numcodecs.zstd import Zstd  # type: ignore[import-untyped]
+        from numcodecs.zstd import Zstd
 
         return bytes(Zstd(level=ZSTD_LEVEL, checksum=True).encode(plain))
     if kind == "jpeg":

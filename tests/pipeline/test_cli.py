@@ -148,6 +148,8 @@ def test_wrong_flags_are_wrong_usage(headrace, raw, tmp_path):
     assert convert(headrace, tmp_path, "--format", "nope").code == 2
     assert convert(headrace, tmp_path, "--rate", 0).code == 2
     assert convert(headrace, tmp_path, "--nope").code == 2
+    assert convert(headrace, tmp_path, "--reader", "nope=1").code == 2
+    assert convert(headrace, tmp_path, "--reader", "nope").code == 2
     assert headrace("convert", raw).code == 2
     assert headrace("nope").code == 2
     assert not (tmp_path / "out").exists()

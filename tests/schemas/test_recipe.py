@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.recipes import BUILT_IN, load_recipe, override, parse_view_flags, recipe_text
+from pipeline.recipes import BUILT_IN, load_recipe, override, parse_flags, recipe_text
 from schemas.errors import RecipeError
 from schemas.recipe import (
     ALIGNMENTS,
@@ -151,4 +151,4 @@ def test_a_flag_for_an_unknown_view_is_refused():
 @pytest.mark.parametrize("flags", [["base_0_rgb"], ["=rgb"], ["base_0_rgb="], ["a=b", "a=c"]])
 def test_malformed_view_flags_are_refused(flags):
     with pytest.raises(RecipeError, match="expected"):
-        parse_view_flags(flags)
+        parse_flags("--view", flags)

@@ -366,7 +366,7 @@ def test_norm_stats_that_do_not_fit_are_refused(fresh):
     "wrong",
     [
         {"horizon": 0},
-        {"action_dim": 0},
+        {"action_dim": -1},
         {"normalize": "minmax"},
         {"normalize_images": True, "physical": True},
         {"views": ["top"]},

@@ -95,13 +95,19 @@ def test_the_minimal_real_set_is_read_without_most_of_its_metadata(shared_data: 
     assert faults == ()
 
 
-@pytest.mark.parametrize("folder", ["lerobot_v2.1_minimal/data/lerobot_list_type", "lerobot_v1/pusht"])
-def test_v3_and_v1_are_named_and_not_read_yet(shared_data: Path, folder: str) -> None:
+def test_v1_is_named_and_not_read_yet(shared_data: Path) -> None:
     with pytest.raises(SourceError, match="not read yet") as caught:
-        open_source(shared_data / folder)
+        open_source(shared_data / "lerobot_v1/pusht")
     assert caught.value.reason == Reason.UNSUPPORTED
     with pytest.raises(SourceError, match="not read yet"):
-        LeRobotReader(shared_data / folder).index()
+        LeRobotReader(shared_data / "lerobot_v1/pusht").index()
+
+
+@pytest.mark.parametrize("version", ["v3.1", "v4.0", "v1.6", "2.5"])
+def test_versions_that_nobody_has_seen_are_refused(tmp_path: Path, version: str) -> None:
+    builders.write_lerobot(tmp_path, (3,), version=version)
+    with pytest.raises(SourceError, match="expected LeRobot v2.0, v2.1 or v3.0"):
+        open_source(tmp_path)
 
 
 @pytest.mark.parametrize("version", ["v2.0", "v2.1", None])

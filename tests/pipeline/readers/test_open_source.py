@@ -17,13 +17,17 @@ from pipeline.readers.lbc import LbcReader
 from pipeline.readers.records import parse_record
 from schemas.errors import Reason, SourceError, UsageError
 from schemas.source import Fault
-from tests.pipeline.readers import builders
+from tests.pipeline.readers import builders, hdf5_builders, replay_builder, rlds_builder
 
 WRITERS = {
     "lbc": builders.write_lbc_route,
     "bench2drive": builders.write_bench2drive_clip,
     "lerobot": builders.write_lerobot,
+    "rlds": rlds_builder.write_bridge,
+    "diffusion-policy": replay_builder.write_pusht,
     "npy": builders.write_npy,
+    "aloha": hdf5_builders.write_aloha,
+    "robomimic": lambda root: hdf5_builders.write_robomimic(root / "demo.hdf5"),
 }
 
 
@@ -49,8 +53,8 @@ def test_a_format_that_is_named_but_not_there_says_what_is_missing(tmp_path: Pat
     builders.write_lbc_route(tmp_path / "route")
     with pytest.raises(SourceError, match="bench2drive: no folder with anno/ and camera/"):
         open_source(tmp_path, "bench2drive")
-    with pytest.raises(UsageError, match="expected a format of lerobot, bench2drive, lbc, npy, found 'rlds'"):
-        open_source(tmp_path, "rlds")
+    with pytest.raises(UsageError, match=f"expected a format of {', '.join(READERS)}, found 'vla'"):
+        open_source(tmp_path, "vla")
 
 
 @pytest.mark.parametrize("name", READERS)

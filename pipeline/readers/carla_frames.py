@@ -1,0 +1,107 @@
+"""CARLA's conventions, turned into those of :mod:`schemas.tracks`: axes, angles, names of actors, states of lights.
+
+CARLA is left-handed (x forward, y right, z up) and counts in degrees. Turning y round makes it right-handed: positions and
+velocities change the sign of y; yaw and pitch change theirs, and roll keeps its own.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from schemas.tracks import ActorClass, LightState
+
+GRAVITY_M_S2 = 9.81
+IMU_POSITION = (-1.4, 0.0, 0.0)
+"""Where Bench2Drive and the leaderboard agents mount IMU and GNSS, from the vehicle's origin."""
+
+LIGHT_STATES = (LightState.RED, LightState.YELLOW, LightState.GREEN, LightState.UNKNOWN, LightState.UNKNOWN)
+"""By ``carla.TrafficLightState``: Red, Yellow, Green, Off, Unknown."""
+
+TWO_WHEELED = (
+    "vehicle.bh.crossbike",
+    "vehicle.diamondback.century",
+    "vehicle.gazelle.omafiets",
+    "vehicle.harley-davidson.low_rider",
+    "vehicle.kawasaki.ninja",
+    "vehicle.vespa.zx125",
+    "vehicle.yamaha.yzf",
+)
+"""CARLA's blueprints with two wheels, for recordings that do not say how many."""
+
+DEFAULT_SIZE_M = {ActorClass.VEHICLE: (4.9, 1.84), ActorClass.PEDESTRIAN: (0.38, 0.38), ActorClass.BICYCLE: (1.8, 0.6)}
+"""Length and width where a recording has no box of an actor: the MKZ 2020's, and CARLA's walkers and bicycles, rounded."""
+
+
+def flip_y(vectors: np.ndarray) -> np.ndarray:
+    """Return positions or velocities of CARLA in the right-handed frame, and the other way round (last axis x, y, ...)."""
+    flipped = np.array(vectors, np.float64)
+    flipped[..., 1] *= -1.0
+    return flipped
+
+
+def rotation_rad(roll_deg: Any, pitch_deg: Any, yaw_deg: Any) -> np.ndarray:
+    """Return roll, pitch, yaw in the right-handed frame, rad, on the last axis."""
+    return np.radians(np.stack([roll_deg, np.negative(pitch_deg), np.negative(yaw_deg)], axis=-1).astype(np.float64))
+
+
+def matrix_rotation(matrix: np.ndarray) -> np.ndarray:
+    """Return roll, pitch, yaw in the right-handed frame of CARLA's ``world_from_actor`` matrices ``[..., 4, 4]``."""
+    pitch = np.arcsin(np.clip(matrix[..., 2, 0], -1.0, 1.0))
+    yaw = np.arctan2(matrix[..., 1, 0], matrix[..., 0, 0])
+    roll = np.arctan2(-matrix[..., 2, 1], matrix[..., 2, 2])
+    return np.stack([roll, -pitch, -yaw], axis=-1)
+
+
+def vehicle_class(type_id: str, *, wheels: str = "", base_type: str = "") -> ActorClass:
+    """Return VEHICLE, or BICYCLE for anything on two wheels, which is where nuPlan puts motorcycles."""
+    is_two_wheeled = wheels == "2" or base_type in ("bicycle", "motorcycle") or type_id in TWO_WHEELED
+    return ActorClass.BICYCLE if is_two_wheeled else ActorClass.VEHICLE
+
+
+def static_class(name: str) -> ActorClass:
+    """Return the class of an object that does not move, by its blueprint or mesh."""
+    words = name.lower()
+    if "cone" in words:
+        return ActorClass.TRAFFIC_CONE
+    if "barrier" in words or "fence" in words:
+        return ActorClass.BARRIER
+    if "warning" in words or "sign" in words:
+        return ActorClass.CZONE_SIGN
+    return ActorClass.GENERIC
+
+
+def light_state(value: Any) -> LightState:
+    """Return the state that a record spells as CARLA's number or name; anything else is unknown."""
+    if isinstance(value, str):
+        return getattr(LightState, value.rpartition(".")[2].upper(), LightState.UNKNOWN)
+    if isinstance(value, int) and 0 <= value < len(LIGHT_STATES):
+        return LIGHT_STATES[value]
+    return LightState.UNKNOWN
+
+
+def actor_number(name: Any) -> int:
+    """Return an actor's id as int64: the number itself where it is one, else a digest of what it is called."""
+    text = str(name)
+    if text.lstrip("-").isdecimal() and text.isascii() and abs(int(text)) < 2**62:
+        return int(text)
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "little") >> 1
+
+
+def finite_vector(record: Mapping[str, Any], key: str, size: int) -> np.ndarray | None:
+    """Return ``size`` finite numbers of a record, or None."""
+    value = record.get(key)
+    if not isinstance(value, list | tuple) or len(value) != size:
+        return None
+    try:
+        vector = np.array(value, np.float64)
+    except (TypeError, ValueError):
+        return None
+    return vector if vector.shape == (size,) and np.isfinite(vector).all() else None
+
+
+def sizes_m(boxes: Iterable[tuple[float, float] | None], classes: Iterable[ActorClass]) -> np.ndarray:
+    """Return ``[actor, 2]`` lengths and widths, a default where a box is unknown."""
+    rows = [box if box is not None else DEFAULT_SIZE_M.get(kind, (0.5, 0.5)) for box, kind in zip(boxes, classes)]
+    return np.array(rows, np.float64).reshape(-1, 2)
