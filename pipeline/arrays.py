@@ -35,6 +35,18 @@ def frame_specs(recipe: Recipe, bindings: Bindings, shard_steps: int) -> list[Ar
     return specs
 
 
+def sample_specs(recipe: Recipe, shard_steps: int) -> list[ArraySpec]:
+    """Return the specifications of the planner's arrays; none where the recipe has no planner."""
+    if recipe.planner is None:
+        return []
+    from pipeline.planner_arrays import planner_specs
+    from pipeline.planner_rows import planner_params
+
+    params = planner_params(recipe.planner, recipe.rate_hz or 10.0)
+    normalized = recipe.planner.normalize == "published"
+    return planner_specs(params, shard_steps, codec=recipe.planner.codec, normalized=normalized)
+
+
 def row_specs(recipe: Recipe, bindings: Bindings, features: Mapping[str, Sequence[str]]) -> list[ArraySpec]:
     """Return the specifications of the arrays of small rows, ``features`` naming the columns of each signal."""
     specs = [
@@ -59,6 +71,8 @@ def row_specs(recipe: Recipe, bindings: Bindings, features: Mapping[str, Sequenc
     masks = [
         _row(f"rgb_{view.name}_valid", "bool", long_name=f"image mask of view {view.name}") for view in recipe.views
     ]
+    if recipe.planner is not None:
+        masks.append(_row("is_anchor", "bool", long_name="whether the step is a sample: its tensors are there"))
     return specs + masks
 
 

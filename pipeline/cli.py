@@ -134,6 +134,7 @@ def convert(
     ] = None,
     shard_steps: Annotated[int | None, typer.Option(help="Steps of a frame shard, a power of two.", min=1)] = None,
     on_bad_frame: Annotated[str | None, typer.Option(help="mask, drop-episode or stop.")] = None,
+    map: Annotated[str, typer.Option("--map", help="OpenDRIVE map, or folder of maps, for planner tensors.")] = "",
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first refused piece of input.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Discard an unfinished run.")] = False,
     rehash: Annotated[
@@ -172,6 +173,7 @@ def convert(
             codec=codec,
             shard_steps=shard_steps,
             on_bad_frame=on_bad_frame,
+            map=map,
             strict=strict,
             restart=restart,
             rehash=rehash,
@@ -241,6 +243,29 @@ def stats(
         sys.stdout.write(data.decode())
     else:
         output.write_bytes(data)
+
+
+@app.command()
+def export(
+    out: Dataset,
+    target: Annotated[Path, typer.Argument(help="A new folder.")],
+    to: Annotated[str, typer.Option("--to", help="lerobot: LeRobot 2.1, which openpi reads.")] = "lerobot",
+    images: Annotated[str, typer.Option(help="png (lossless), jpeg or video.")] = "png",
+    view: Annotated[list[str] | None, typer.Option("--view", help="A view to export; all unless given.")] = None,
+    json: Json = False,
+) -> None:
+    """Write a dataset in another format, so that nobody is locked in."""
+    from dataclasses import asdict
+
+    from pipeline.export_lerobot import export_lerobot
+
+    if to != "lerobot":
+        raise UsageError(f"expected --to lerobot, found {to!r}; correct --to")
+    report = asdict(export_lerobot(out, target, images=images, views=tuple(view or ())))
+    if json:
+        _print_json(report)
+    else:
+        print(", ".join(f"{name} {value}" for name, value in report.items()))
 
 
 @app.command()

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from pipeline.arrays import episode_specs, feature_names, frame_specs, row_specs
+from pipeline.arrays import episode_specs, feature_names, frame_specs, row_specs, sample_specs
 from pipeline.commit_rows import Finished, Parts, StepRows, write_rows
 from pipeline.plan import PlannedEpisode, bindings_to_json
 from pipeline.store.atomic import write_atomic
@@ -216,7 +216,8 @@ def _write_documents(
 ) -> None:
     """Write the root's metadata, which is the commit, and then each array's own."""
     plan, tmp = finished.plan, finished.workspace.tmp
-    steps = [*frame_specs(plan.recipe, plan.bindings, plan.shard_steps), *row_arrays]
+    samples = sample_specs(plan.recipe, plan.shard_steps)
+    steps = [*frame_specs(plan.recipe, plan.bindings, plan.shard_steps), *samples, *row_arrays]
     arrays = {spec.name: (spec, plan.num_steps) for spec in steps}
     arrays |= {spec.name: (spec, num_episodes) for spec in episode_specs()}
     attributes = {
@@ -227,6 +228,7 @@ def _write_documents(
         "recipe": recipe_to_mapping(plan.recipe),
         "bindings": bindings_to_json(plan.bindings),
         "tables": tables,
+        "maps": dict(plan.maps),
     }
     write_atomic(finished.root / ROOT_DOCUMENT, root_document(arrays, attributes), tmp)
     write_array_documents(finished.root, arrays, tmp)

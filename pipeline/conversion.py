@@ -66,6 +66,8 @@ class ConvertOptions:
     """Name of the reader; empty sniffs."""
     reader: Mapping[str, str] = field(default_factory=dict)
     """Options of the reader, such as ``{"channel_order": "rgb"}``."""
+    map: str = ""
+    """OpenDRIVE map, or folder of maps, for recipes with planner tensors."""
     strict: bool = False
     """Stop at the first piece of input that would be quarantined."""
     restart: bool = False
@@ -286,6 +288,7 @@ class _Conversion:
             sources=tuple(self.readers),
             episodes=tuple(placed),
             faults=tuple(faults + more),
+            maps=self._maps(accepted),
         )
 
     def _place(
@@ -302,6 +305,24 @@ class _Conversion:
             except SourceError as error:
                 faults.append((source, Fault(reason=error.reason, message=error.message, episode=ref.key)))
         return placed, faults
+
+    def _maps(self, accepted: list[tuple[str, EpisodeRef, str]]) -> tuple[tuple[str, str], ...]:
+        """Digest the maps of the episodes' towns; another map than the one of earlier generations is refused."""
+        if self.recipe.planner is None:
+            return ()
+        from pipeline.planner_rows import map_digest, require_tracks
+
+        if not self.asked.map:
+            raise UsageError("expected a map for a planner recipe, found none; add --map FILE.xodr or a folder of them")
+        for name in dict.fromkeys(source for source, _, _ in accepted):
+            require_tracks(self.readers[name])
+        known = dict(self.previous.attributes.get("maps", {})) if self.previous is not None else {}
+        towns = dict.fromkeys(str(ref.details.get("town", "")) for _, ref, _ in accepted)
+        found = {town: map_digest(self.asked.map, town) for town in towns}
+        changed = [town for town in found if known.get(town, found[town]) != found[town]]
+        if changed:
+            raise PlanError(f"expected the maps that the dataset was made with, found others of {changed}; give those")
+        return tuple(sorted({**known, **found}.items()))
 
     def _empty_plan(self, faults: list[tuple[str, Fault]]) -> Plan:
         return Plan(
@@ -327,7 +348,7 @@ class _Conversion:
             refuse_if_too_large(cost, plan.recipe.frames.codec)
         self.watch.planned(plan, cost, reused)
         try:
-            tasks = Tasks(self.root, plan, self.readers, self.previous)
+            tasks = Tasks(self.root, plan, self.readers, self.previous, map_path=self.asked.map)
             run_tasks(tasks, results, sources, journal=journal, lock=lock, options=self.asked.cluster, watch=self.watch)
             self.watch.said("writing tables, committing")
             commit(Finished(plan=plan, root=self.root, results=results, previous=self.previous))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.arrays import frame_specs
+from pipeline.arrays import frame_specs, sample_specs
 from pipeline.plan import Plan, PlannedEpisode
 from pipeline.shard_rows import Segment
 from pipeline.shard_task import ShardJob, ShardResult
@@ -37,10 +37,14 @@ def finished_tasks(
 class Tasks:
     """The tasks of a plan, made when they are needed."""
 
-    def __init__(self, root: Path, plan: Plan, readers: Mapping[str, Any], previous: DatasetInfo | None) -> None:
+    def __init__(
+        self, root: Path, plan: Plan, readers: Mapping[str, Any], previous: DatasetInfo | None, *, map_path: str = ""
+    ) -> None:
         self.root, self.plan, self.readers = root, plan, readers
         self.stops = np.array([episode.stop for episode in plan.episodes])
         self.specs = tuple(frame_specs(plan.recipe, plan.bindings, plan.shard_steps))
+        self.sample_specs = tuple(sample_specs(plan.recipe, plan.shard_steps))
+        self.map_path = map_path
         self.committed = manifest_rows(read_table(previous, "manifest")) if previous is not None else {}
 
     def episodes(self, shard: int) -> Iterator[tuple[int, PlannedEpisode]]:
@@ -71,6 +75,10 @@ class Tasks:
             recipe=self.plan.recipe,
             bindings=self.plan.bindings,
             segments=segments,
-            committed={spec.name: self.committed[spec.name, shard] for spec in self.specs} if begun else {},
+            sample_specs=self.sample_specs,
+            map_path=self.map_path,
+            committed={
+                spec.name: self.committed[spec.name, shard] for spec in (*self.specs, *self.sample_specs) if begun
+            },
             refused=refused,
         )

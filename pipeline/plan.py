@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.arrays import frame_specs, row_specs
+from pipeline.arrays import frame_specs, row_specs, sample_specs
 from pipeline.readers.protocol import Reader
 from pipeline.views import Bindings
 from schemas.errors import PlanError, Reason, SourceError
@@ -72,6 +72,8 @@ class Plan:
     episodes: tuple[PlannedEpisode, ...]
     faults: tuple[tuple[str, Fault], ...] = ()
     """``(source, fault)`` found while indexing."""
+    maps: tuple[tuple[str, str], ...] = ()
+    """``(town, xxh3)`` of the maps that planner tensors are made from."""
 
     @property
     def num_steps(self) -> int:
@@ -85,8 +87,12 @@ class Plan:
 
 
 def default_shard_steps(recipe: Recipe) -> int:
-    """Return the power of two of steps, 16 to 4096, whose largest frame shard is nearest below :data:`SHARD_NBYTES`."""
+    """Return the power of two of steps, 16 to 4096, whose largest frame shard is nearest below :data:`SHARD_NBYTES`.
+
+    A task holds a shard's planner tensors at once, all of them: their sum counts there.
+    """
     largest = max((spec.row_nbytes for spec in frame_specs(recipe, Bindings({}, {}, {}), 1)), default=16384)
+    largest = max(largest, sum(spec.row_nbytes for spec in sample_specs(recipe, 1)))
     return int(2 ** np.clip(np.floor(np.log2(SHARD_NBYTES / largest)), 4, 12))
 
 
@@ -174,15 +180,18 @@ def estimate(plan: Plan, workers: int, root: Path) -> Estimate:
     per_step = sum(spec.row_nbytes for spec in rows)
     ratio = {"raw": 1.0, "zstd": 0.8}.get(plan.recipe.frames.codec, 0.25)
     frame_nbytes = int(sum(served[spec.name] * (spec.row_nbytes * ratio + 20) for spec in frames))
+    samples = sum(spec.row_nbytes for spec in sample_specs(plan.recipe, plan.shard_steps))
     largest = max((view.height_px * view.width_px * 3 for e in plan.episodes for view in e.ref.views), default=0)
     chunk = max((spec.row_nbytes for spec in frames), default=0)
-    task_nbytes = 2 * (largest or 3840 * 2160 * 3) + 4 * chunk + 2 * per_step * plan.shard_steps
+    task_nbytes = 2 * (largest or 3840 * 2160 * 3) + 4 * chunk + (2 * per_step + 3 * samples) * plan.shard_steps
     return Estimate(
         num_episodes=len(plan.episodes),
         num_steps=steps,
         num_shards=len(plan.shards),
         num_frames=sum(served.values()),
-        dataset_nbytes=frame_nbytes + 3 * steps * per_step,
+        dataset_nbytes=frame_nbytes
+        + 3 * steps * per_step
+        + int(steps * samples * (0.4 if plan.recipe.planner and plan.recipe.planner.codec == "zstd" else 1.0)),
         memory_nbytes=max(1, workers) * (PROCESS_NBYTES + task_nbytes) + PROCESS_NBYTES,
         free_nbytes=shutil.disk_usage(_existing(root)).free,
     )
@@ -215,6 +224,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "sources": list(plan.sources),
         "episodes": [{**asdict(episode), "ref": _ref_to_json(episode.ref)} for episode in plan.episodes],
         "faults": [[source, asdict(fault)] for source, fault in plan.faults],
+        "maps": [list(entry) for entry in plan.maps],
     }
 
 
@@ -229,6 +239,7 @@ def plan_from_json(data: Mapping[str, Any]) -> Plan:
             PlannedEpisode(**{**episode, "ref": _ref_from_json(episode["ref"])}) for episode in data["episodes"]
         ),
         faults=tuple((source, fault_from_json(fault)) for source, fault in data["faults"]),
+        maps=tuple((town, xxh3) for town, xxh3 in data["maps"]),
     )
 
 

@@ -5,8 +5,15 @@ from typing import Any
 from schemas.dataset import ArraySpec
 from schemas.planner import FEATURES, PlannerParams
 
-LARGE = ("neighbor_agents_past", "neighbor_agents_future", "lanes", "route_lanes")
-"""Stored a step a chunk, so that a random step is one read; the others are one plain chunk a shard, and loaders hold them."""
+LARGE = (
+    "neighbor_agents_past",
+    "neighbor_agents_past_valid",
+    "neighbor_agents_future",
+    "neighbor_agents_future_valid",
+    "lanes",
+    "route_lanes",
+)
+"""Stored a step a chunk, absent where the step is no sample; the others are one plain chunk a shard, and loaders hold them."""
 
 _LONG_NAMES = {
     "ego_current_state": "state of the rear axle at the step, in its own frame",
@@ -111,6 +118,7 @@ def _spec(name: str, params: PlannerParams, storage: tuple[int, str, bool]) -> A
         chunk_steps=1 if is_large else shard_steps,
         shard_steps=shard_steps,
         codec=codec if is_large else "raw",
+        valid_array="is_anchor" if is_large else "",
         attributes=tuple(_attributes(name, dims, normalized).items()),
     )
 

@@ -126,7 +126,7 @@ def _align_rows(part: Rows, recipe: Recipe) -> None:
         part.columns["source_step"][:] = nearest.lower
         part.columns["align_error_s"][:] = nearest.error_s
         period_s = float(np.median(np.diff(recorded_s))) if len(recorded_s) > 1 else 1 / episode.rate_hz
-        tolerance_s = (recipe.tolerance_s or period_s / 2) + 1e-6
+        tolerance_s = (recipe.tolerance_s or 0.75 * period_s) + 1e-6  # a gap of half a period more than usual is one
         _check_gaps(part, np.abs(nearest.error_s) > tolerance_s, tolerance_s)
         return
     first = max(segment.start - 1, 0)  # one step earlier, so that order is checked across shards too

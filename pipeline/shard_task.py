@@ -25,6 +25,9 @@ from schemas.errors import SourceError, locate
 from schemas.recipe import Recipe
 from schemas.source import Fault
 
+ANCHOR = "is_anchor"
+"""Row array that says which steps are samples."""
+
 UNDIGESTED = ("episode_index", "task_index", "valid")
 """Step arrays that say where a step stands, not what it is: left out of the digest, like the image masks."""
 
@@ -42,6 +45,10 @@ class ShardJob:
     segments: tuple[Segment, ...]
     committed: dict[str, ShardRow] = field(default_factory=dict)
     """For a shard that begins with committed steps: its rows of the manifest, by array."""
+    sample_specs: tuple[ArraySpec, ...] = ()
+    """Planner arrays."""
+    map_path: str = ""
+    """Map, or folder of maps, for the planner arrays."""
     refused: str = ""
     """Why nothing is to be read: set when workers died on this shard, alone and more than once."""
 
@@ -79,19 +86,24 @@ def write_shard(job: ShardJob) -> ShardResult:
     want = RowsWanted(
         recipe=job.recipe,
         bindings=job.bindings,
-        masks=tuple(spec.valid_array for spec in job.specs),
+        masks=(*(spec.valid_array for spec in job.specs), *([ANCHOR] if job.sample_specs else [])),
         refused=job.refused,
     )
     parts = [read_rows(segment, want) for segment in job.segments]
     read = time.perf_counter()
     rows, num_frames, digests = [], 0, _Digests(parts)
+    blocks = [_samples(job, part) for part in parts] if job.sample_specs else []
     frame_arrays = {spec.name: spec for spec in job.specs}
-    for name in sorted(frame_arrays.keys() | {name for name in parts[0].columns if name not in UNDIGESTED}):
+    sample_arrays = {spec.name: spec for spec in job.sample_specs}
+    digested = {name for name in parts[0].columns if name not in UNDIGESTED and name not in want.masks}
+    for name in sorted(frame_arrays.keys() | sample_arrays.keys() | digested):
         if name in frame_arrays:
             row, count = _write_frames(job, frame_arrays[name], parts, digests)
             rows.append(row)
             num_frames += count
-        elif not name.endswith("_valid"):
+        elif name in sample_arrays:
+            rows.append(_write_samples(job, sample_arrays[name], parts, blocks, digests=digests))
+        else:
             digests.update_rows(name)
     nbytes, xxh3 = _write_part(workspace, job.shard, parts, digests)
     faults = tuple((part.segment.episode.source, fault) for part in parts for fault in merge_faults(part.faults))
@@ -137,6 +149,76 @@ def _write_frames(job: ShardJob, spec: ArraySpec, parts: list[Rows], digests: "_
                     digests.update_frame(index, row, _put(writer, spec, frame))
                     count += 1
         return writer.commit(), count
+
+
+def _samples(job: ShardJob, part: Rows) -> dict[str, np.ndarray]:
+    """Compute the planner's tensors of a segment's samples; where that cannot be done, no step is one, and a fault says why."""
+    from pipeline.planner_rows import planner_samples
+
+    episode, segment = part.segment.episode, part.segment
+    planner = job.recipe.planner
+    if planner is None or job.refused:
+        return {}
+    with locate(source=episode.source, episode=episode.ref.key):
+        try:
+            found = planner_samples(
+                segment.reader,
+                episode.ref,
+                range(segment.start, segment.stop),
+                recipe=planner,
+                rate_hz=episode.rate_hz,
+                map_path=job.map_path,
+            )
+        except SourceError as error:
+            steps = part.columns["source_step"]
+            fault = Fault(
+                reason=error.reason,
+                message=error.message,
+                episode=episode.ref.key,
+                stream="tracks",
+                start=int(steps[0]),
+                stop=int(steps[-1]) + 1,
+                path=str(error.where.get("file", "")),
+            )
+            part.faults.append(fault)
+            return {}
+    part.columns[ANCHOR][:] = found.is_anchor
+    part.faults += [fault for fault in found.tracks.faults if fault not in part.faults and segment.start == 0]
+    return found.block
+
+
+def _write_samples(
+    job: ShardJob, spec: ArraySpec, parts: list[Rows], blocks: list[dict[str, np.ndarray]], *, digests: "_Digests"
+) -> ShardRow:
+    """Write a planner array: a chunk a sample, or one chunk a shard in which steps that are no samples are zero."""
+    root = Path(job.root)
+    with ShardWriter(root, spec, job.shard, Workspace(root).tmp) as writer:
+        if spec.chunk_steps == 1:
+            _copy_committed(root, spec, job, writer)
+        held = [_committed_rows(root, spec, job)] if spec.chunk_steps > 1 else []
+        for index, (part, block) in enumerate(zip(parts, blocks, strict=True)):
+            is_anchor = part.columns[ANCHOR]
+            rows = np.zeros((len(is_anchor), *spec.row_shape), spec.dtype)
+            if block:
+                rows[is_anchor] = block[spec.name]
+            held.append(rows)
+            for row, is_sample in enumerate(is_anchor.tolist()):
+                if spec.chunk_steps == 1:
+                    writer.put(rows[row : row + 1] if is_sample else None)
+                if spec.chunk_steps > 1 or is_sample:
+                    digests.update_frame(index, row, rows[row])
+        if spec.chunk_steps > 1:
+            writer.put(np.concatenate(held))
+        return writer.commit()
+
+
+def _committed_rows(root: Path, spec: ArraySpec, job: ShardJob) -> np.ndarray:
+    """Return the committed rows of a shard that is one chunk, checked against the manifest."""
+    committed = job.committed.get(spec.name)
+    if committed is None:
+        return np.zeros((0, *spec.row_shape), spec.dtype)
+    with ShardReader(root / committed.path, spec, committed) as reader:
+        return reader.rows(0, committed.stop - committed.start)
 
 
 def _put(writer: ShardWriter, spec: ArraySpec, frame: np.ndarray) -> np.ndarray:
@@ -214,7 +296,7 @@ class _Digests:
                 digest.update(row.tobytes())
 
     def update_frame(self, part: int, row: int, frame: np.ndarray) -> None:
-        self.hashes[part][row].update(np.ascontiguousarray(frame).data.cast("B"))
+        self.hashes[part][row].update(np.ascontiguousarray(frame).reshape(-1).view(np.uint8).data)
 
     def array(self) -> np.ndarray:
         """Return ``uint8[step, 16]``."""

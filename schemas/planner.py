@@ -86,7 +86,7 @@ MASKS = (
 )
 """Explicit validity beside the zero rows; a back-filled row of the past is not valid."""
 
-EXTRAS = ("neighbor_agents_id", "neighbor_agents_dropped", "planner_interpolated", "planner_valid")
+EXTRAS = ("neighbor_agents_id", "neighbor_agents_dropped", "planner_interpolated")
 
 FEATURES: Mapping[str, tuple[str, ...]] = {
     "ego_current_state": ("x", "y", "cos_heading", "sin_heading", "vx", "vy", "ax", "ay", "steering", "yaw_rate"),

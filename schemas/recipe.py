@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar, get_args, get_origin
 
 from schemas.errors import RecipeError
@@ -14,6 +14,7 @@ FILTERS = ("bilinear", "bicubic", "box")
 DECODES = ("exact", "fast")
 MISSING = ("mask", "drop-episode", "stop")
 ALIGNMENTS = ("nearest", "previous", "linear")
+PLANNER_NORMALIZE = ("published", "none")
 ON_BAD_FRAME = ("mask", "drop-episode", "stop")
 FRAME_DTYPES = ("uint8", "float16", "float32")
 
@@ -108,6 +109,39 @@ class FrameRecipe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerRecipe:
+    """Diffusion Planner's tensors: which steps are samples, how many of what they hold, how they are kept."""
+
+    anchor_stride: int = 1
+    """Every so many of the steps that qualify is a sample."""
+    min_distance_m: float = 0.0
+    """Least way that the ego drives in a sample's future."""
+    past_steps: int = 20
+    future_steps: int = 80
+    num_agents: int = 32
+    num_static: int = 5
+    num_lanes: int = 70
+    num_route_lanes: int = 25
+    rear_axle_m: float = -1.389
+    """Rear axle of the ego, forward of the vehicle's origin; the default is LEAD's for CARLA's Lincoln MKZ 2020."""
+    wheel_base_m: float = 3.089
+    """For the steering angle; the default is nuPlan's Pacifica, the contract's."""
+    normalize: str = "published"
+    """``published`` stores observations normalised by Diffusion Planner's constants, ``none`` in their units."""
+    codec: str = "zstd"
+    """Of the large tensors: ``zstd`` or ``raw``."""
+
+    def __post_init__(self) -> None:
+        _one_of("normalize", self.normalize, PLANNER_NORMALIZE)
+        _one_of("planner codec", self.codec, ("zstd", "raw"))
+        counts = (self.anchor_stride, self.future_steps, self.num_agents, self.num_static, self.num_lanes)
+        if min(*counts, self.num_route_lanes) < 1 or self.past_steps < 0 or not self.wheel_base_m > 0:
+            raise RecipeError("expected planner sizes of 1 or more, found one below; correct [planner]")
+        if not 0 <= self.min_distance_m < 1e6:
+            raise RecipeError(f"expected a min_distance_m of 0 or more, found {self.min_distance_m}; correct [planner]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """What to make of a source. See ``docs/recipes.md`` for the file."""
 
@@ -115,10 +149,12 @@ class Recipe:
     views: tuple[ViewRecipe, ...] = ()
     signals: tuple[SignalRecipe, ...] = (SignalRecipe(name="state"), SignalRecipe(name="actions"))
     frames: FrameRecipe = FrameRecipe()
+    planner: PlannerRecipe | None = None
+    """Diffusion Planner's tensors, for sources with tracks and a map; None for none."""
     rate_hz: float = 0.0
     """Rate of the output grid; 0 takes the source's."""
     tolerance_s: float = 0.0
-    """Greatest distance of a recorded step from its step of the grid; 0 takes half a recorded period."""
+    """Greatest distance of a recorded step from its step of the grid; 0 takes three quarters of the usual recorded period."""
     horizon: int = 50
     """Steps of an action chunk, for the statistics."""
     action_dim: int = 32
@@ -162,6 +198,8 @@ def recipe_from_mapping(data: Mapping[str, Any], name: str) -> Recipe:
         parts["signals"] = tuple(_signal(key, value) for key, value in _tables(data.pop("signals"), "signals"))
     if "frames" in data:
         parts["frames"] = _build(FrameRecipe, _table(data.pop("frames"), "frames"), "frames")
+    if "planner" in data:
+        parts["planner"] = _build(PlannerRecipe, _table(data.pop("planner"), "planner"), "planner")
     return _build(Recipe, {**parts, **data}, "the recipe")
 
 
@@ -177,6 +215,8 @@ def recipe_to_mapping(recipe: Recipe) -> dict[str, Any]:
         "mean": list(recipe.frames.mean),
         "std": list(recipe.frames.std),
     }
+    if recipe.planner is not None:
+        out["planner"] = asdict(recipe.planner)
     out["views"] = [  # lists, since sorted JSON would lose the order of tables by name
         {
             "name": view.name,
@@ -239,7 +279,8 @@ def _build(kind: type[T], table: Mapping[str, Any], where: str) -> T:
     for key, value in table.items():
         if key not in known:
             spelled = sorted(
-                {_SPELLED.get(k, k) for k in known} | ({"views", "signals", "frames"} if kind is Recipe else set())
+                {_SPELLED.get(k, k) for k in known}
+                | ({"views", "signals", "frames", "planner"} if kind is Recipe else set())
             )
             near = difflib.get_close_matches(key, spelled, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(spelled)}"

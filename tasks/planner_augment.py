@@ -77,10 +77,9 @@ def perturb(
         raise SchemaError(
             f"expected a future of more than {perturbation.num_steps} steps, found {future.shape[1]}; lengthen it"
         )
-    state = np.where(chosen[:, None], state, current)
     joined = future.copy()
     joined[chosen, : perturbation.num_steps] = way_back(state[chosen], future[chosen].astype(np.float64), perturbation)
-    return _recentered({**batch, "ego_agent_future": joined}, state, valid)
+    return _recentered({**batch, "ego_agent_future": joined}, state[chosen], chosen)
 
 
 def perturbed_state(
@@ -162,28 +161,31 @@ def _quintic(span_s: float) -> Float64[np.ndarray, "6 6"]:
 
 
 def _recentered(
-    batch: Mapping[str, np.ndarray],
-    state: Float[np.ndarray, "batch 10"],
-    valid: Bool[np.ndarray, "batch future"] | None,
+    batch: Mapping[str, np.ndarray], state: Float[np.ndarray, "chosen 10"], chosen: Bool[np.ndarray, " batch"]
 ) -> dict[str, np.ndarray]:
-    """See everything from the ego of ``state``, which becomes (0, 0, 1, 0, ...)."""
+    """See the chosen rows from the ego of ``state``, which becomes (0, 0, 1, 0, ...)."""
     heading = np.arctan2(state[:, 3], state[:, 2])
     centers = np.ascontiguousarray(np.stack([state[:, 0], state[:, 1], heading], axis=1))
     out = dict(batch)
     for name, layout in _LAYOUTS.items():
         if name in batch:
-            rows = np.ascontiguousarray(batch[name], np.float32)
-            flat = rows.reshape(len(rows), -1, rows.shape[-1])
+            rows = np.asarray(batch[name], np.float32)
+            flat = np.ascontiguousarray(rows[chosen]).reshape(
+                len(state), int(np.prod(rows.shape[1:-1])), rows.shape[-1]
+            )
             seen = np.empty_like(flat)
             recenter_rows(flat, centers, layout, seen)
-            out[name] = seen.reshape(rows.shape)
+            out[name] = rows.copy()
+            out[name][chosen] = seen.reshape(len(state), *rows.shape[1:])
+    valid = batch.get("ego_agent_future_valid")
     if valid is not None:
         out["ego_agent_future"][~valid] = 0.0
     c, s = np.cos(heading), np.sin(heading)
-    current = state.copy()
-    current[:, :4] = (0.0, 0.0, 1.0, 0.0)
+    row = state.copy()
+    row[:, :4] = (0.0, 0.0, 1.0, 0.0)
     for column in (4, 6):
         u, v = state[:, column], state[:, column + 1]
-        current[:, column], current[:, column + 1] = c * u + s * v, c * v - s * u
-    out["ego_current_state"] = current.astype(np.float32)
+        row[:, column], row[:, column + 1] = c * u + s * v, c * v - s * u
+    out["ego_current_state"] = np.array(batch["ego_current_state"], np.float32)
+    out["ego_current_state"][chosen] = row
     return out

@@ -107,6 +107,7 @@ def _table(graph: LaneGraph, kept: np.ndarray, blocks: tuple[np.ndarray, Ragged]
         center=np.concatenate([np.zeros((0, 3)), *(center for center, _, _ in lines)]),
         left=np.concatenate([np.zeros((0, 2)), *(left for _, left, _ in lines)]),
         right=np.concatenate([np.zeros((0, 2)), *(right for _, _, right in lines)]),
+        half_width=np.array([_half_width(*line) for line in lines]).reshape(-1),
         points=np.array([_resampled(line, num_points) for line in lines]).reshape(-1, num_points, 6),
         speed_limit=graph.speed_limit_mps[kept].astype(np.float64),
         has_speed_limit=graph.has_speed_limit[kept].copy(),
@@ -139,6 +140,10 @@ def _distance(a: np.ndarray, b: np.ndarray) -> float:
 def _box(center: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
     everything = np.concatenate([center[:, :2], left, right])
     return np.concatenate([everything.min(axis=0), everything.max(axis=0)])
+
+
+def _half_width(center: np.ndarray, left: np.ndarray, right: np.ndarray) -> float:
+    return max(float(np.hypot(*(side - center[:, :2]).T).max()) for side in (left, right))
 
 
 def _resampled(line: tuple[np.ndarray, np.ndarray, np.ndarray], num_points: int) -> np.ndarray:

@@ -123,7 +123,7 @@ def resample_tracks(tracks: Tracks, params: PlannerParams) -> Tracks:
 
     Positions and velocities are mixed linearly and angles along the shorter arc, only between recorded steps that both have the
     actor, that lie no more than ``max_gap_s`` apart, and between which the ego does not jump; such steps are
-    ``is_interpolated``. A grid step inside a gap is not valid. A light keeps its recorded state until the next one.
+    ``is_interpolated``. A grid step inside a gap or a jump is not valid. A light keeps its recorded state until the next one.
     """
     if tracks.num_steps == 0:
         raise SourceError("expected tracks of one step or more, found none; drop the episode", Reason.EMPTY_EPISODE)
@@ -132,14 +132,11 @@ def resample_tracks(tracks: Tracks, params: PlannerParams) -> Tracks:
     grid_s = tracks.time_s[0] + np.arange(num_steps) / params.rate_hz
     found = align(tracks.time_s, grid_s, "linear")
     weight = np.where(found.weight < _EXACT, 0.0, np.where(found.weight > 1 - _EXACT, 1.0, found.weight))
-    cut = tracks.is_break[found.upper] & (found.upper > found.lower)
-    is_long = tracks.time_s[found.upper] - tracks.time_s[found.lower] > params.max_gap_s + 1e-9
-    inside_gap = cut & is_long & (weight > 0) & (weight < 1)
-    weight = np.where(cut, np.round(weight), weight)  # never a mixture of two places
+    is_cut = tracks.is_break[found.upper] & (found.upper > found.lower) & (weight > 0) & (weight < 1)
     lower = np.where(weight == 1, found.upper, found.lower)
     upper = np.where(weight == 0, found.lower, found.upper)
     weight = np.where(lower == upper, 0.0, weight)
-    return _mixed(tracks, _Mix(lower, upper, weight), grid_s, inside_gap)
+    return _mixed(tracks, _Mix(lower, upper, weight), grid_s, is_cut)
 
 
 class _Mix:
@@ -167,9 +164,9 @@ class _Mix:
         return true
 
 
-def _mixed(tracks: Tracks, mix: _Mix, grid_s: np.ndarray, inside_gap: np.ndarray) -> Tracks:
-    ego_valid = mix.both(tracks.ego_valid) & ~inside_gap
-    actor_valid = mix.both(tracks.actor_valid) & ~inside_gap[:, None]
+def _mixed(tracks: Tracks, mix: _Mix, grid_s: np.ndarray, is_cut: np.ndarray) -> Tracks:
+    ego_valid = mix.both(tracks.ego_valid) & ~is_cut
+    actor_valid = mix.both(tracks.actor_valid) & ~is_cut[:, None]
     # A recorded break at step b falls on the first grid step whose place between recorded steps is b or later.
     breaks = np.searchsorted(mix.position, np.flatnonzero(tracks.is_break))
     is_break = np.zeros(len(grid_s), np.bool_)

@@ -15,7 +15,7 @@ from pipeline.conversion import convert
 from pipeline.demo.lerobot import write_lerobot_set
 from pipeline.readers import READERS
 from pipeline.recipes import BUILT_IN
-from schemas.recipe import FrameRecipe, Recipe, SignalRecipe, ViewRecipe, recipe_from_mapping
+from schemas.recipe import FrameRecipe, PlannerRecipe, Recipe, SignalRecipe, ViewRecipe, recipe_from_mapping
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("pipeline/*.md")])
@@ -57,9 +57,9 @@ def test_the_recipe_page_names_every_key_and_no_other():
     text = (REPOSITORY / "docs" / "recipes.md").read_text("utf-8")
     documented = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?) \|", text, flags=re.MULTILINE))))
     spelled = {"candidates": "from", "columns": "from", "height_px": "size", "width_px": "size"}
-    kinds = (Recipe, ViewRecipe, SignalRecipe, FrameRecipe)
+    kinds = (Recipe, ViewRecipe, SignalRecipe, FrameRecipe, PlannerRecipe)
     known = {spelled.get(field.name, field.name) for kind in kinds for field in fields(kind)}
-    assert documented == known - {"views", "signals", "frames"}
+    assert documented == known - {"views", "signals", "frames", "planner"}
     assert all(f"`{name}`" in text for name in BUILT_IN)
 
 

@@ -6,6 +6,7 @@ if TYPE_CHECKING:
     from pipeline.loaders.mapstyle import MultiViewDataset, to_torch
     from pipeline.loaders.multiview import MultiViewLoader
     from pipeline.loaders.openpi import OpenPiDataset
+    from pipeline.loaders.planner import PlannerDataset, PlannerLoader
     from pipeline.loaders.preprocessor import MultiViewPreprocessor
     from pipeline.loaders.reader import DatasetReader
     from pipeline.loaders.windows import WindowLoader
@@ -16,6 +17,8 @@ __all__ = [
     "MultiViewLoader",
     "MultiViewPreprocessor",
     "OpenPiDataset",
+    "PlannerDataset",
+    "PlannerLoader",
     "WindowLoader",
     "to_torch",
 ]
@@ -26,6 +29,8 @@ _HOMES = {
     "MultiViewLoader": "pipeline.loaders.multiview",
     "MultiViewPreprocessor": "pipeline.loaders.preprocessor",
     "OpenPiDataset": "pipeline.loaders.openpi",
+    "PlannerDataset": "pipeline.loaders.planner",
+    "PlannerLoader": "pipeline.loaders.planner",
     "WindowLoader": "pipeline.loaders.windows",
     "to_torch": "pipeline.loaders.mapstyle",
 }

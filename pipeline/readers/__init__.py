@@ -94,7 +94,8 @@ def _options(name: str, given: Mapping[str, str]) -> dict[str, Any]:
             offered = ", ".join(known) or "none"
             raise UsageError(f"expected an option of the {name} reader ({offered}), found {key!r}; see docs/formats.md")
         try:
-            options[key] = type(known[key])(text)
+            kind = type(known[key])
+            options[key] = tuple(text.split(",")) if kind is tuple else kind(text)
         except ValueError as error:
             kind = type(known[key]).__name__
             raise UsageError(f"expected {key} as {kind}, found {text!r}; correct --reader") from error

@@ -158,5 +158,6 @@ def _see_light(builder: TrackBuilder, box: Record, matrix: np.ndarray | None) ->
     if box.get("class") == "traffic_light" and matrix is not None and extent is not None:
         x, y, _ = flip_y(matrix[:3, 3]).tolist()
         light.trigger = (x, y, float(matrix_rotation(matrix)[2]), float(extent[0]), float(extent[1]))
-    key = (box.get("class"), box.get("id"), light.lane, tuple(np.round(light.trigger[:2], 1)))
+    # One light has a box on each lane that it governs, and is one light on each.
+    key = (box.get("class"), str(box.get("id")), light.lane, str(np.round(light.trigger[:2], 1)))
     builder.see_light(key, light, light_state(box.get("state_str", box.get("state"))))

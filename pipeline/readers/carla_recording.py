@@ -89,7 +89,8 @@ class Recording:
         for step, of, rows in self.rows[kind]:
             slots = slot[of]
             kept = slots >= 0
-            columns = [rows[name][kept].reshape(int(kept.sum()), -1) for name in names]
+            chosen = rows[kept]
+            columns = [chosen[name] if chosen[name].ndim == 2 else chosen[name][:, None] for name in names]
             values[step, slots[kept]] = np.concatenate(columns, axis=1)
             present[step, slots[kept]] = True
         return values, present

@@ -10,7 +10,7 @@ from typing import Any
 from schemas.errors import RecipeError
 from schemas.recipe import FrameRecipe, Recipe, ViewRecipe, recipe_from_mapping
 
-BUILT_IN = ("pi0", "three-view")
+BUILT_IN = ("pi0", "three-view", "diffusion-planner")
 
 
 def recipe_text(name: str) -> str:

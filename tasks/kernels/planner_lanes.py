@@ -22,6 +22,8 @@ class LaneTable(NamedTuple):
     left: Float64[np.ndarray, "point 2"]
     """Vertices of the left boundaries, turned to run as the centre does."""
     right: Float64[np.ndarray, "point 2"]
+    half_width: Float64[np.ndarray, " lane"]
+    """Greatest distance of a boundary's vertex from the centre's: no point of a lane's area is farther from its centre."""
     points: Float64[np.ndarray, "lane num_points 6"]
     """Centre, left, right, each resampled by its own arc length."""
     speed_limit: Float64[np.ndarray, " lane"]
@@ -49,7 +51,8 @@ def segment_distance(x: float, y: float, ax: float, ay: float, bx: float, by: fl
     share = 0.0
     if length2 > 0:
         share = min(1.0, max(0.0, ((x - ax) * ux + (y - ay) * uy) / length2))
-    return math.hypot(x - (ax + share * ux), y - (ay + share * uy))
+    dx, dy = x - (ax + share * ux), y - (ay + share * uy)
+    return math.sqrt(dx * dx + dy * dy)
 
 
 @kernel
@@ -118,6 +121,7 @@ def nearest_lanes(
         least = math.sqrt(least)
         if count == size and not least < distances[size - 1]:
             continue
+        # Vertices lie apart, and the area may come nearer than any of them.
         if least > radius and polygon_distance(x, y, table.left[start:stop], table.right[start:stop]) > radius:
             continue
         count = insert_nearest(least, lane, count, distances, indices)

@@ -20,17 +20,18 @@ def lane_match(
 
     Where the error is as great at two segments, the earlier one counts.
     """
-    out[0] = np.inf
     x, y = pose[0], pose[1]
+    nearest, at = np.inf, 0
     for k in range(center.shape[0] - 1):
-        ux, uy = center[k + 1, 0] - center[k, 0], center[k + 1, 1] - center[k, 1]
-        if ux == 0 and uy == 0:
+        if center[k + 1, 0] == center[k, 0] and center[k + 1, 1] == center[k, 1]:
             continue
         away = segment_distance(x, y, center[k, 0], center[k, 1], center[k + 1, 0], center[k + 1, 1])
-        if away < out[0]:
-            out[0] = away
-            out[1] = abs(wrapped(math.atan2(uy, ux) - pose[2]))
-            out[2] = abs(center[k, 2] - pose[3])
+        if away < nearest:
+            nearest, at = away, k
+    out[0] = nearest
+    heading = math.atan2(center[at + 1, 1] - center[at, 1], center[at + 1, 0] - center[at, 0])
+    out[1] = abs(wrapped(heading - pose[2]))
+    out[2] = abs(center[at, 2] - pose[3])
 
 
 @kernel
@@ -145,19 +146,19 @@ def blocks_near(
     """
     found = np.empty(3, np.float64)
     count, nearest, nearest_block = 0, np.inf, -1
-    for lane in range(table.boxes.shape[0]):
-        away = box_distance(pose[0], pose[1], table.boxes[lane])
-        if away > limits[0] and (count > 0 or away >= nearest):
-            continue
-        start, stop = table.offsets[lane], table.offsets[lane + 1]
-        lane_match(pose, table.center[start:stop], found)
-        if found[2] > limits[1]:
-            continue
-        away = polygon_distance(pose[0], pose[1], table.left[start:stop], table.right[start:stop])
-        if away < nearest:
-            nearest, nearest_block = away, table.block[lane]
-        if away <= limits[0]:
-            count = add_distinct(table.block[lane], count, out)
+    for passing in range(2):  # the second time through only where the first found nothing, since it looks far
+        for lane in range(table.boxes.shape[0] if count == 0 else 0):
+            if box_distance(pose[0], pose[1], table.boxes[lane]) > (limits[0] if passing == 0 else nearest):
+                continue
+            start, stop = table.offsets[lane], table.offsets[lane + 1]
+            lane_match(pose, table.center[start:stop], found)
+            if found[2] > limits[1] or found[0] - table.half_width[lane] > (limits[0] if passing == 0 else nearest):
+                continue
+            away = polygon_distance(pose[0], pose[1], table.left[start:stop], table.right[start:stop])
+            if away < nearest:
+                nearest, nearest_block = away, table.block[lane]
+            if away <= limits[0]:
+                count = add_distinct(table.block[lane], count, out)
     return add_distinct(nearest_block, count, out) if count == 0 and nearest_block >= 0 else count
 
 

@@ -6,6 +6,7 @@ Numbers are Python floats (float64) and become float32 where a row is stored.
 
 import math
 from collections import deque
+from itertools import pairwise
 
 import numpy as np
 
@@ -30,7 +31,9 @@ def turned(pose, vx, vy):
 class Reference:
     def __init__(self, tracks, graph, params, driven):
         self.tracks, self.graph, self.params, self.driven = tracks, graph, params, driven
-        self.driving = [i for i in range(graph.num_lanes) if graph.types[graph.type_index[i]] in ("driving", "bidirectional")]
+        self.driving = [
+            i for i in range(graph.num_lanes) if graph.types[graph.type_index[i]] in ("driving", "bidirectional")
+        ]
 
     # -- the ego -------------------------------------------------------------------------------------------------------
 
@@ -55,7 +58,9 @@ class Reference:
         tracks, params = self.tracks, self.params
         rate = 0.0
         if t > 0 and tracks.ego_valid[t - 1] and tracks.ego_valid[t] and not tracks.is_break[t]:
-            rate = wrap(tracks.ego_rotation[t][2] - tracks.ego_rotation[t - 1][2]) / (tracks.time_s[t] - tracks.time_s[t - 1])
+            rate = wrap(tracks.ego_rotation[t][2] - tracks.ego_rotation[t - 1][2]) / (
+                tracks.time_s[t] - tracks.time_s[t - 1]
+            )
         rx, ry = self.axle_offset(t)
         # A point of a rigid body: v + w x r, a + w x (w x r).
         vx, vy = tracks.ego_velocity[t] + np.array([-rate * ry, rate * rx])
@@ -116,7 +121,12 @@ class Reference:
             h = tracks.actor_heading[step, a] - pose[2]
             vx, vy = turned(pose, *tracks.actor_velocity[step, a])
             kind = [1.0 if tracks.actor_class[a] == k else 0.0 for k in range(3)]
-            rows.append(([x, y, math.cos(h), math.sin(h), vx, vy, tracks.actor_width_m[a], tracks.actor_length_m[a], *kind], there))
+            rows.append(
+                (
+                    [x, y, math.cos(h), math.sin(h), vx, vy, tracks.actor_width_m[a], tracks.actor_length_m[a], *kind],
+                    there,
+                )
+            )
         return rows
 
     def neighbor_agents_future(self, t, a):
@@ -161,7 +171,7 @@ class Reference:
         for point in line[1:]:
             if point != points[-1]:
                 points.append(point)
-        lengths = [math.dist(a, b) for a, b in zip(points, points[1:])]
+        lengths = [math.dist(a, b) for a, b in pairwise(points)]
         total = sum(lengths)
         out = []
         for k in range(self.params.num_points):
@@ -191,11 +201,11 @@ class Reference:
     def near_lanes(self, t):
         """Graph lanes in the order of ``lanes``."""
         x, y, _ = self.pose(t)
-        found = []
-        for lane in self.driving:
-            if self.polygon_distance(self.polygon(lane), x, y) <= self.params.radius_m:
-                found.append((min(math.dist((x, y), p) for p in self.lines(lane)[0]), lane))
-        return [lane for _, lane in sorted(found)[: self.params.num_lanes]]
+        near = [
+            lane for lane in self.driving if self.polygon_distance(self.polygon(lane), x, y) <= self.params.radius_m
+        ]
+        found = sorted((min(math.dist((x, y), point) for point in self.lines(lane)[0]), lane) for lane in near)
+        return [lane for _, lane in found[: self.params.num_lanes]]
 
     def light(self, t, lane):
         """One-hot of green, yellow, red, unknown: of the light whose signal governs the lane, if it lies in a junction."""
@@ -204,7 +214,12 @@ class Reference:
             for light, name in enumerate(self.tracks.light_signal):
                 if name in self.graph.signals.ids:
                     governed = self.graph.signals.lanes_of(self.graph.signals.ids.index(name)).tolist()
-                    entered = [s for g in governed if self.graph.junction_id[g] < 0 for s in self.graph.successors_of(g).tolist()]
+                    entered = [
+                        s
+                        for g in governed
+                        if self.graph.junction_id[g] < 0
+                        for s in self.graph.successors_of(g).tolist()
+                    ]
                     if lane in governed + entered:
                         state = int(self.tracks.light_state[t, light])
                         break
@@ -292,7 +307,7 @@ class Reference:
         """Distance from the nearest segment of the centre, and the difference in heading there."""
         found = (math.inf, 0.0)
         center = self.lines(lane)[0]
-        for (ax, ay), (bx, by) in zip(center, center[1:]):
+        for (ax, ay), (bx, by) in pairwise(center):
             length2 = (bx - ax) ** 2 + (by - ay) ** 2
             share = max(0.0, min(1.0, ((x - ax) * (bx - ax) + (y - ay) * (by - ay)) / length2))
             distance = math.dist((x, y), (ax + share * (bx - ax), ay + share * (by - ay)))
@@ -318,7 +333,7 @@ class Reference:
             elif ahead:
                 blocks = ahead + blocks[blocks.index(ahead[-1]) + 1 :]
         linked = [blocks[0]]
-        for before, block in zip(blocks, blocks[1:]):
+        for before, block in pairwise(blocks):
             if block not in self.links(True)[before]:
                 linked += self.search(before, [block], True, 30)[1:-1]
             linked.append(block)

@@ -18,7 +18,10 @@ def bend(start, heading, stop, spacing_m=1.0):
     """A cubic Bezier curve that leaves along ``heading`` and meets ``stop`` (x, y, heading)."""
     start, end = np.array(start, float), np.array(stop[:2], float)
     reach = 0.4 * np.hypot(*(end - start))
-    control = start + reach * np.array([np.cos(heading), np.sin(heading)]), end - reach * np.array([np.cos(stop[2]), np.sin(stop[2])])
+    control = (
+        start + reach * np.array([np.cos(heading), np.sin(heading)]),
+        end - reach * np.array([np.cos(stop[2]), np.sin(stop[2])]),
+    )
     t = np.linspace(0, 1, int(np.hypot(*(end - start)) / spacing_m * 1.3) + 2)[:, None]
     return (1 - t) ** 3 * start + 3 * t * (1 - t) ** 2 * control[0] + 3 * t**2 * (1 - t) * control[1] + t**3 * end
 
@@ -121,16 +124,20 @@ def drive(path, speed_m_s, num_steps, start_m=0.0, step_s=0.1):
     at = np.concatenate([[0], np.cumsum(np.hypot(*np.diff(path, axis=0).T))])
     wanted = start_m + np.arange(num_steps) * step_s * speed_m_s
     xy = np.stack([np.interp(wanted, at, path[:, k]) for k in (0, 1)], 1)
-    ahead = np.stack([np.interp(wanted + 0.5, at, path[:, k]) - np.interp(wanted - 0.5, at, path[:, k]) for k in (0, 1)], 1)
+    ahead = np.stack(
+        [np.interp(wanted + 0.5, at, path[:, k]) - np.interp(wanted - 0.5, at, path[:, k]) for k in (0, 1)], 1
+    )
     return np.concatenate([xy, np.unwrap(np.arctan2(ahead[:, 1], ahead[:, 0]))[:, None]], 1)
 
 
 def crossing():
     """Four arms of two lanes a direction; returns lanes, signals and names: ("in"|"out", arm, lane), (arm, turn, lane)."""
     lanes, number = [], {}
+
     def add(name, **lane):
         number[name] = len(lanes)
         lanes.append(lane)
+
     place = {}
     for arm in range(4):
         angle = arm * np.pi / 2
@@ -150,7 +157,13 @@ def crossing():
             for k in (0, 1) if turn == "straight" else (1,) if turn == "right" else (0,):
                 end = (*place["out", other, k], other * np.pi / 2)
                 center = bend(place["in", arm, k], inward, end)
-                add((arm, turn, k), center=center, ids=(100 + 10 * arm + len(lanes), 0, -1), junction=7, to=[number["out", other, k]])
+                add(
+                    (arm, turn, k),
+                    center=center,
+                    ids=(100 + 10 * arm + len(lanes), 0, -1),
+                    junction=7,
+                    to=[number["out", other, k]],
+                )
                 lanes[number["in", arm, k]].setdefault("to", []).append(number[arm, turn, k])
     signals = []
     for arm in range(4):

@@ -15,7 +15,14 @@ from tests.tasks.planner_scenes import bend, crossing, drive, line, make_graph, 
 
 PARAMS = PlannerParams()
 SMALL = PlannerParams(
-    past_steps=6, future_steps=15, num_agents=8, num_vulnerable=3, num_static=2, num_lanes=9, num_route_lanes=2, num_points=7
+    past_steps=6,
+    future_steps=15,
+    num_agents=8,
+    num_vulnerable=3,
+    num_static=2,
+    num_lanes=9,
+    num_route_lanes=2,
+    num_points=7,
 )
 
 
@@ -33,7 +40,9 @@ def assert_as_reference(tracks, graph, params, driven, steps):
             if name in MASKS:
                 np.testing.assert_array_equal(found, value, err_msg=name)
             if value.dtype == np.float32:
-                np.testing.assert_array_equal((found == 0).all(axis=-1), (value == 0).all(axis=-1), err_msg=f"zero rows of {name}")
+                np.testing.assert_array_equal(
+                    (found == 0).all(axis=-1), (value == 0).all(axis=-1), err_msg=f"zero rows of {name}"
+                )
     return block
 
 
@@ -62,7 +71,7 @@ def crowd(num_steps, count, seed, spread=60.0):
 def test_a_straight_road_gives_the_numbers_worked_out_by_hand():
     graph = make_graph([{"center": line((-200, 0), (400, 0)), "limit": 13.9}, {"center": line((-200, 50), (400, 50))}])
     ego = drive(line((0, 0), (300, 0)), 10.0, 110)
-    ahead = ego + (20.0, 3.0, 0.0)  # another car, as fast
+    ahead = ego + np.array([20.0, 3.0, 0.0])  # another car, as fast
     tracks = make_tracks(ego, [{"poses": ahead, "size": (4.6, 2.1)}])
     tracks = replace(tracks, ego_rotation=tracks.ego_rotation * (0, 0, 1))
     block = planner_block(tracks, graph, np.array([20]), PARAMS)
@@ -120,7 +129,9 @@ def test_small_sizes_and_crowds_are_as_the_reference_says(seed):
     graph = make_graph(lanes, signals)
     driven = [number["in", 0, 0], number[0, "left", 0], number["out", 3, 0]]
     ego = drive(path_of(lanes, driven), 8.0, 160, start_m=40)
-    tracks = make_tracks(ego, crowd(160, 30, seed, spread=40.0), [(f"s{k}", [s] * 160) for k, s in enumerate((0, 1, 2, 3))])
+    tracks = make_tracks(
+        ego, crowd(160, 30, seed, spread=40.0), [(f"s{k}", [s] * 160) for k, s in enumerate((0, 1, 2, 3))]
+    )
     assert_as_reference(tracks, graph, SMALL, nearest_of(lanes, driven, ego), [0, 3, 30, 90, 150, 159])
 
 
@@ -139,7 +150,9 @@ def test_a_junction_with_lights_is_as_the_reference_says(turn):
     on_route = block["route_lanes_valid"].sum(axis=1)
     # In front of the junction: both lanes of the arm, the movement's lanes (two go straight), and both lanes behind it.
     assert on_route[0] == 5 + (turn == "straight")
-    assert_as_reference(tracks, graph, replace(PARAMS, marks_yellow=True), nearest_of(lanes, driven, ego), [10, 60, 120])
+    assert_as_reference(
+        tracks, graph, replace(PARAMS, marks_yellow=True), nearest_of(lanes, driven, ego), [10, 60, 120]
+    )
 
 
 def test_more_lanes_than_fit_and_lanes_beyond_the_radius():
@@ -157,7 +170,11 @@ def test_more_lanes_than_fit_and_lanes_beyond_the_radius():
 
 def test_a_lane_counts_by_its_area_and_is_sorted_by_its_vertices():
     # A long lane of two vertices passes near the ego, its vertices far away: it is in, but last.
-    lanes = [{"center": np.array([(-500.0, 60.0), (500.0, 60.0)])}, {"center": line((-10, 99), (10, 99))}, {"center": line((0, 103), (9, 103))}]
+    lanes = [
+        {"center": np.array([(-500.0, 60.0), (500.0, 60.0)])},
+        {"center": line((-10, 99), (10, 99))},
+        {"center": line((0, 103), (9, 103))},
+    ]
     graph = make_graph(lanes)
     tracks = make_tracks(np.zeros((5, 3)))
     block = planner_block(tracks, graph, np.array([0]), PARAMS)
@@ -170,7 +187,7 @@ def test_history_before_an_actor_is_there_repeats_its_first_state():
     ego = drive(line((0, 0), (200, 0)), 5.0, 60)
     valid = np.zeros(60, bool)
     valid[[12, 13, 17, 20, 22]] = True
-    actor = {"poses": ego + (5.0, 2.0, 0.3), "valid": valid, "kind": ActorClass.BICYCLE}
+    actor = {"poses": ego + np.array([5.0, 2.0, 0.3]), "valid": valid, "kind": ActorClass.BICYCLE}
     block = planner_block(make_tracks(ego, [actor]), graph, np.array([20]), PARAMS)
     past, there = block["neighbor_agents_past"][0, 0], block["neighbor_agents_past_valid"][0, 0]
     np.testing.assert_array_equal(np.flatnonzero(there), [12, 13, 17, 20])
@@ -269,14 +286,28 @@ def test_a_route_is_cut_where_it_would_cross_itself():
     """Straight over the junction, round the block, and over it again from the side."""
     lanes, signals, number = crossing()
     number["around"] = len(lanes)
-    lanes.append({"center": bend(lanes[number["out", 2, 0]]["center"][-1], np.pi, (-1.75, 90, -np.pi / 2)), "ids": (900, 0, -1)})
+    lanes.append(
+        {"center": bend(lanes[number["out", 2, 0]]["center"][-1], np.pi, (-1.75, 90, -np.pi / 2)), "ids": (900, 0, -1)}
+    )
     lanes[number["out", 2, 0]]["to"] = [number["around"]]
     lanes[number["around"]]["to"] = [number["in", 1, 0]]
     graph = make_graph(lanes, signals)
-    driven = [number["in", 0, 0], number[0, "straight", 0], number["out", 2, 0], number["around"], number["in", 1, 0], number[1, "straight", 0], number["out", 3, 0]]
+    driven = [
+        number["in", 0, 0],
+        number[0, "straight", 0],
+        number["out", 2, 0],
+        number["around"],
+        number["in", 1, 0],
+        number[1, "straight", 0],
+        number["out", 3, 0],
+    ]
     ego = drive(path_of(lanes, driven), 12.0, 420, start_m=30)
     params = replace(PARAMS, radius_m=300.0)
     block = assert_as_reference(make_tracks(ego), graph, params, nearest_of(lanes, driven, ego), [5])
-    last = {tuple(row[0, :2].round(3)) for row, valid in zip(block["route_lanes"][0], block["route_lanes_valid"][0]) if valid}
+    last = {
+        tuple(row[0, :2].round(3))
+        for row, valid in zip(block["route_lanes"][0], block["route_lanes_valid"][0])
+        if valid
+    }
     everything = {tuple(row[0, :2].round(3)) for row in block["lanes"][0]}
     assert 0 < len(last) < len(everything)

@@ -7,8 +7,11 @@ pyarrow and Pillow, the arithmetic is spelled out.
 
 import io
 import json
+import re
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,7 @@ from pipeline.loaders import MultiViewLoader, OpenPiDataset
 from pipeline.stats_export import dataset_norm_stats
 from schemas.errors import DatasetError
 from tasks.transforms import AlohaToPi, DeltaActions, Normalize, Transform
+from tests.conftest import REPOSITORY
 
 HORIZON, WIDTH = 10, 32
 LENGTHS = (12, 1, 7, 23)
@@ -216,6 +220,8 @@ class Case:
     out: Path
     samples: list[dict[str, Any]]
     """After the robot adapter, in the order of the steps."""
+    raw: list[dict[str, Any]]
+    """As recorded."""
 
     def transforms(self, *, delta: bool) -> list[Transform]:
         adapters: list[Transform] = [AlohaToPi()] if self.layout.adapt_to_pi else []
@@ -243,8 +249,9 @@ def _case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     raw = write_raw(folder / "raw", layout, seed=len(request.param))
     report = convert(raw, folder / "out", "pi0", shard_steps=16, cluster=ClusterOptions(workers=0))
     assert not report.quarantined
-    samples = [adapted(sample, layout) for sample in raw_samples(raw, layout)]
-    return Case(layout=layout, out=folder / "out", samples=samples)
+    recorded = raw_samples(raw, layout)
+    samples = [adapted(sample, layout) for sample in recorded]
+    return Case(layout=layout, out=folder / "out", samples=samples, raw=recorded)
 
 
 # -- what must hold ----------------------------------------------------------------------------------------------------
@@ -342,3 +349,26 @@ def test_one_of_several_instructions_is_chosen_by_the_seed(case: Case) -> None:
     assert chosen == prompts(1, shuffle=False) != prompts(2)
     assert all(plain[step] == chosen[step] for step in plain if step not in several)
     assert plain[LENGTHS[0]] == "do it"
+
+
+def test_the_documentation_of_training_runs(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not case.layout.adapt_to_pi:
+        pytest.skip("the page's robot is ALOHA")
+    page = (REPOSITORY / "docs/training.md").read_text("utf-8")
+    loading, in_openpi, exporting = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    samples = case.expected(delta=True)
+    (tmp_path / "norm_stats.json").write_text(json.dumps(brute_force_stats(samples)))
+    (tmp_path / "robot.zarr").symlink_to(case.out)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(loading, names)  # noqa: S102 - our own page
+    for row, step in enumerate(names["batch"]["index"].tolist()):
+        raw = case.raw[step]
+        np.testing.assert_allclose(names["state"][row], raw["state"], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(names["actions"][row], raw["actions"], rtol=1e-5, atol=1e-5)
+    function = "def create(data_config, action_horizon):\n" + textwrap.indent(in_openpi, "    ")
+    exec(function, names)  # noqa: S102
+    dataset = names["create"](SimpleNamespace(repo_id="robot.zarr"), HORIZON)
+    np.testing.assert_array_equal(dataset[3]["actions"], case.raw[3]["actions"])
+    exec(exporting, names)  # noqa: S102
+    assert (names["report"].num_episodes, names["report"].num_steps) == (len(LENGTHS), sum(LENGTHS))

@@ -1,0 +1,121 @@
+"""Stage 6 of the walk for planner datasets: tracks and map of an episode become the tensors of its samples."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.maps import find_map, load_map
+from pipeline.planner_arrays import planner_shapes
+from pipeline.readers.protocol import Reader
+from pipeline.store.atomic import xxh3_hex
+from schemas.errors import Reason, SourceError, UsageError
+from schemas.planner import PlannerParams
+from schemas.recipe import PlannerRecipe
+from schemas.source import EpisodeRef
+from schemas.tracks import Tracks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """Tensors of the samples among some steps of an episode."""
+
+    is_anchor: np.ndarray
+    """bool ``[step]``."""
+    block: dict[str, np.ndarray]
+    """``name -> [sample, ...]``, a row for each True of ``is_anchor``."""
+    tracks: Tracks
+
+
+def planner_params(recipe: PlannerRecipe, rate_hz: float) -> PlannerParams:
+    """Return the sizes and constants that a recipe asks for."""
+    return PlannerParams(
+        rate_hz=rate_hz,
+        past_steps=recipe.past_steps,
+        future_steps=recipe.future_steps,
+        num_agents=recipe.num_agents,
+        num_static=recipe.num_static,
+        num_lanes=recipe.num_lanes,
+        num_route_lanes=recipe.num_route_lanes,
+        rear_axle=(recipe.rear_axle_m, 0.0, PlannerParams().rear_axle[2]),
+        wheel_base_m=recipe.wheel_base_m,
+    )
+
+
+def require_tracks(reader: Reader) -> Any:
+    """Return the reader's ``read_tracks``; UsageError where the format has none."""
+    read = getattr(reader, "read_tracks", None)
+    if read is None:
+        raise UsageError(
+            f"expected a format with tracks of other road users for a planner recipe, found {reader.name!r}; use another recipe"
+        )
+    return read
+
+
+def planner_samples(
+    reader: Reader, ref: EpisodeRef, steps: range, *, recipe: PlannerRecipe, rate_hz: float, map_path: str
+) -> Samples:
+    """Compute the samples among ``steps`` of the output grid, observations normalised if the recipe says so.
+
+    Raises
+    ------
+    SourceError
+        The tracks cannot be read, or there is no map of the town.
+    """
+    from tasks.planner import planner_block, planner_scene
+    from tasks.planner_normalize import normalize_observation
+    from tasks.planner_tracks import planner_anchors
+
+    params = planner_params(recipe, rate_hz)
+    tracks = _read_tracks(_Held(reader, ref))
+    graph = load_map(map_path, tracks.town)
+    scene = planner_scene(tracks, graph, params)
+    anchors = planner_anchors(scene.tracks, params, stride=recipe.anchor_stride, min_distance_m=recipe.min_distance_m)
+    first = _first_step(tracks, rate_hz)
+    mine = anchors[(anchors + first >= steps.start) & (anchors + first < steps.stop)]
+    is_anchor = np.zeros(len(steps), np.bool_)
+    is_anchor[mine + first - steps.start] = True
+    block = planner_block(tracks, graph, mine, params)
+    if recipe.normalize == "published":
+        block = normalize_observation(block)
+    return Samples(is_anchor=is_anchor, block={name: block[name] for name in planner_shapes(params)}, tracks=tracks)
+
+
+def _first_step(tracks: Tracks, rate_hz: float) -> int:
+    """Return the step of the output grid at which the tracks' own grid begins."""
+    first = tracks.time_s[0] * rate_hz
+    if abs(first - round(first)) > 1e-3:
+        raise SourceError(
+            f"expected tracks that begin at a step of {rate_hz:g} Hz, found {tracks.time_s[0]:.6f} s; choose another rate",
+            Reason.TIME_GAP,
+        )
+    return round(first)
+
+
+class _Held:
+    """An episode as a cache key: equal by source and name, so that its shards share its tracks."""
+
+    def __init__(self, reader: Reader, ref: EpisodeRef) -> None:
+        self.reader, self.ref = reader, ref
+        self.name = (reader.name, str(reader.root), ref.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+@lru_cache(maxsize=4)
+def _read_tracks(held: _Held) -> Tracks:
+    tracks: Tracks = require_tracks(held.reader)(held.ref)
+    if tracks.num_steps == 0:
+        raise SourceError("expected tracks of one step or more, found none; drop the episode", Reason.EMPTY_EPISODE)
+    return tracks
+
+
+def map_digest(map_path: str, town: str) -> str:
+    """Return the xxh3-128 of the map of a town."""
+    return xxh3_hex(Path(find_map(map_path, town)).read_bytes())

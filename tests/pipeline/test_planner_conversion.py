@@ -1,0 +1,130 @@
+"""A real CARLA recording through the whole walk to Diffusion Planner's tensors."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+from pipeline.cluster import ClusterOptions
+from pipeline.conversion import convert
+from pipeline.loaders import PlannerDataset, PlannerLoader
+from pipeline.maps import load_map
+from pipeline.readers import open_source
+from pipeline.store.metadata import read_info
+from pipeline.verification import verify
+from schemas.errors import DatasetError, PlanError, UsageError
+from schemas.planner import NORMALIZATION, TENSORS, PlannerParams
+from tasks.planner import planner_block
+from tests.conftest import shared_data
+from tests.pipeline.recordings import tree, write_route
+
+THREADS = ClusterOptions(workers=0)
+
+
+def run(out: Path, recipe: str | Path = "diffusion-planner", **options):
+    town = shared_data("carla_xodr", "Town01.xodr.gz")
+    return convert(shared_data("carla_recorder"), out, recipe, **{"map": str(town), "cluster": THREADS, **options})
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("planner") / "out"
+    report = run(out, shard_steps=64)  # four shards, so that episodes cross them
+    assert report.total_steps == 248
+    return out
+
+
+@pytest.fixture(scope="module")
+def expected() -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Tensors of every possible anchor, in their units, straight from tracks and map."""
+    reader = open_source(shared_data("carla_recorder"))
+    (ref,) = reader.index().episodes
+    graph = load_map(shared_data("carla_xodr", "Town01.xodr.gz"))
+    steps = np.arange(20, 248 - 80)
+    return steps, planner_block(reader.read_tracks(ref), graph, steps, PlannerParams())
+
+
+def test_every_step_with_history_and_future_is_a_sample_and_equals_its_tensors(dataset, expected):
+    steps, block = expected
+    group = zarr.open_group(dataset, mode="r")
+    anchors = np.flatnonzero(group["is_anchor"][:])
+    assert 140 <= len(anchors) <= 148
+    assert set(anchors.tolist()) <= set(steps.tolist())
+    rows = anchors - steps[0]
+    for name in TENSORS:
+        stored, physical = group[name][:][anchors], block[name][rows]
+        if name not in NORMALIZATION:
+            np.testing.assert_array_equal(stored, physical, err_msg=name)
+            continue
+        mean, std = (np.array(part, np.float64) for part in (NORMALIZATION[name].mean, NORMALIZATION[name].std))
+        scaled = (physical - mean) / std
+        scaled[(physical == 0).all(axis=-1)] = 0  # padding stays zero
+        np.testing.assert_allclose(stored, scaled, atol=2e-5, err_msg=name)
+    others = np.setdiff1d(np.arange(248), anchors)
+    assert not group["lanes"][:][others].any() and not group["ego_agent_future"][:][others].any()
+    assert verify(dataset).ok
+
+
+def test_the_loader_gives_the_eleven_tensors_in_order_normalised_or_in_their_units(dataset, expected):
+    steps, block = expected
+    loader = PlannerLoader(dataset, 16, seed=3, physical=True)
+    seen = 0
+    for batch in loader:
+        assert [name for name in batch if name != "index"] == list(TENSORS)
+        rows = batch["index"] - steps[0]
+        assert batch["neighbor_agents_future"].shape == (16, 10, 80, 3)
+        np.testing.assert_array_equal(batch["neighbor_agents_future"], block["neighbor_agents_future"][rows, :10])
+        np.testing.assert_array_equal(batch["ego_agent_future"], block["ego_agent_future"][rows])
+        for name in NORMALIZATION:
+            np.testing.assert_allclose(batch[name], block[name][rows], atol=1e-4, err_msg=name)
+        np.testing.assert_allclose(batch["ego_current_state"][:, :4], [[0, 0, 1, 0]] * 16, atol=1e-6)
+        seen += 16
+    assert seen == len(loader) * 16 >= 128
+
+
+def test_the_drop_in_dataset_returns_diffusion_planners_tuple(dataset):
+    data = PlannerDataset(dataset, future_len=40, predicted_neighbor_num=5)
+    sample = data[0]
+    shapes = [array.shape for array in sample]
+    assert shapes == [
+        (10,), (40, 3), (32, 21, 11), (5, 40, 3), (70, 20, 12), (70, 1), (70, 1), (25, 20, 12), (25, 1), (25, 1), (5, 10),
+    ]  # fmt: skip
+    assert [array.dtype.name for array in sample] == ["float32"] * 6 + ["bool"] + ["float32"] * 2 + ["bool", "float32"]
+    assert len(data) >= 140
+    with pytest.raises(IndexError):
+        data[len(data)]
+    with pytest.raises(UsageError, match="at most"):
+        PlannerDataset(dataset, future_len=81)
+
+
+def test_shards_do_not_change_what_an_episode_is(dataset, tmp_path):
+    run(tmp_path / "whole", shard_steps=256)
+    pairs = [zarr.open_group(path, mode="r") for path in (dataset, tmp_path / "whole")]
+    for name in ("lanes", "neighbor_agents_past", "ego_agent_future", "is_anchor"):
+        np.testing.assert_array_equal(pairs[0][name][:], pairs[1][name][:])
+    run(tmp_path / "again", shard_steps=256)
+    assert tree(tmp_path / "again") == tree(tmp_path / "whole")
+
+
+def test_a_planner_recipe_needs_a_map_and_a_format_with_tracks(tmp_path, dataset):
+    with pytest.raises(UsageError, match="add --map"):
+        run(tmp_path / "a", map="")
+    write_route(tmp_path / "raw", 1, 5)
+    town = str(shared_data("carla_xodr", "Town01.xodr.gz"))
+    with pytest.raises(UsageError, match="format with tracks"):
+        convert(tmp_path / "raw", tmp_path / "b", "diffusion-planner", map=town, cluster=THREADS)
+    with pytest.raises(PlanError, match=r"planner\.anchor_stride 1 -> 2"):
+        recipe = tmp_path / "stride.toml"
+        from pipeline.recipes import recipe_text
+
+        recipe.write_text(recipe_text("diffusion-planner").replace("anchor_stride = 1", "anchor_stride = 2"))
+        run(dataset, recipe)
+    assert read_info(dataset).attributes["maps"]
+
+
+def test_a_dataset_without_the_tensors_is_refused(tmp_path):
+    write_route(tmp_path / "raw", 1, 5)
+    convert(tmp_path / "raw", tmp_path / "out", "pi0", size=16, cluster=THREADS)
+    with pytest.raises(DatasetError, match="--recipe diffusion-planner"):
+        PlannerLoader(tmp_path / "out", 2)
