@@ -214,7 +214,7 @@ class _Recent:
 
 
 _LANES = _Recent(4)
-_SCENES = _Recent(4)
+_SCENES = _Recent(2)
 
 
 def planner_scene(tracks: Tracks, graph: LaneGraph, params: PlannerParams) -> Scene:

@@ -45,7 +45,8 @@ def kill_and_resume(tmp_path: Path, *, times: int, seed: int) -> tuple[Path, int
         process = start(raw, out, recipe)
         wait_for_journal(process, Path(f"{out}.work") / "journal", rng.randint(1, 3) + 3 * kill)
         time.sleep(rng.random() * 0.02)
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it had just ended
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         if process.returncode == 0:
             break

@@ -311,3 +311,37 @@ def test_a_route_is_cut_where_it_would_cross_itself():
     }
     everything = {tuple(row[0, :2].round(3)) for row in block["lanes"][0]}
     assert 0 < len(last) < len(everything)
+
+
+@pytest.mark.parametrize(
+    ("known_by", "governed"),
+    [
+        ("signal", ["right", "straight 0", "straight 1", "left"]),
+        ("place", ["right", "straight 0", "straight 1", "left"]),
+        ("lane", ["straight 0", "left"]),
+        ("box", ["right", "straight 0", "straight 1", "left"]),
+        ("a box on one lane", ["right", "straight 1"]),
+        ("nothing", []),
+    ],
+)
+def test_a_light_is_known_by_its_signal_its_place_its_lane_or_its_box(known_by, governed):
+    lanes, signals, number = crossing()
+    graph = make_graph(lanes, signals)
+    tracks = make_tracks(np.zeros((2, 3)), lights=[("s0" if known_by == "signal" else "", [0, 0])])
+    if known_by == "place":
+        tracks = replace(tracks, light_position=np.array([[21.0, 0.5, 5.0]]))  # signal s0 stands at (20, 0)
+    elif known_by == "lane":
+        tracks = replace(tracks, light_lane=np.array([[0, 1]]))
+    elif known_by == "box":  # across both lanes that enter from +x, on the side of y > 0
+        tracks = replace(tracks, light_trigger=np.array([[20.0, 3.5, np.pi / 2, 3.0, 1.0]]))
+    elif known_by == "a box on one lane":
+        tracks = replace(tracks, light_trigger=np.array([[20.0, 5.25, np.pi, 2.0, 1.0]]))
+    scene = prepare_scene(tracks, graph, PARAMS)
+    found = set(scene.lanes.graph_lane[scene.light_of == 0].tolist())
+    names = {
+        "right": (0, "right", 1),
+        "left": (0, "left", 0),
+        "straight 0": (0, "straight", 0),
+        "straight 1": (0, "straight", 1),
+    }
+    assert found == {number[names[name]] for name in governed}

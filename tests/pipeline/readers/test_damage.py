@@ -13,7 +13,7 @@ from pipeline.graph import frames, signals
 from pipeline.readers import READERS, open_source
 from schemas.errors import SourceError
 from schemas.source import Fault
-from tests.pipeline.readers import builders, hdf5_builders, replay_builder, rlds_builder
+from tests.pipeline.readers import builders, carla_writers, hdf5_builders, replay_builder, rlds_builder
 
 WRITERS: dict[str, Callable[[Path], Path]] = {
     "lbc": lambda root: builders.write_lbc_route(root / "route", 3),
@@ -25,6 +25,8 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
     "rlds": lambda root: rlds_builder.write_bridge(root, (3, 2)),
     "diffusion-policy": lambda root: replay_builder.write_pusht(root, (3, 4)),
     "npy": lambda root: builders.write_npy(root / "run", 4, episode_ends=np.array([2, 4]), timestamp_s=np.arange(4.0)),
+    "carla-garage": carla_writers.write_garage,
+    "carla-recorder": carla_writers.write_recorder,
 }
 JSON_PIECES = (
     b"null",

@@ -17,7 +17,7 @@ from pipeline.readers.lbc import LbcReader
 from pipeline.readers.records import parse_record
 from schemas.errors import Reason, SourceError, UsageError
 from schemas.source import Fault
-from tests.pipeline.readers import builders, hdf5_builders, replay_builder, rlds_builder
+from tests.pipeline.readers import builders, carla_writers, hdf5_builders, replay_builder, rlds_builder
 
 WRITERS = {
     "lbc": builders.write_lbc_route,
@@ -28,6 +28,8 @@ WRITERS = {
     "npy": builders.write_npy,
     "aloha": hdf5_builders.write_aloha,
     "robomimic": lambda root: hdf5_builders.write_robomimic(root / "demo.hdf5"),
+    "carla-garage": carla_writers.write_garage,
+    "carla-recorder": carla_writers.write_recorder,
 }
 
 
