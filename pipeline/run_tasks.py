@@ -1,9 +1,14 @@
 """Tasks in a sliding window over a Dask cluster: bounded on the driver and the scheduler, whatever the plan's size."""
 
+import asyncio
 import queue
 import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
+
+from distributed import KilledWorker
 
 from pipeline.cluster import ClusterOptions, open_client
 from pipeline.jobs import Tasks
@@ -18,6 +23,9 @@ if TYPE_CHECKING:
 
 WINDOW = 3
 """Tasks in flight for each thread: enough that none waits for the driver, few enough that the scheduler stays small."""
+
+LOST_TRIES = 10
+"""Times a finished task may lose its result with its worker."""
 
 LONELY_TRIES = 2
 """Times a task whose worker died is tried again by itself before it is blamed: another's crash kills innocents too."""
@@ -84,6 +92,7 @@ class _Window:
         self.done: queue.SimpleQueue[tuple[tuple[str, int], Future]] = queue.SimpleQueue()
         self.in_flight: dict[tuple[str, int], Future] = {}
         self.suspects: list[tuple[str, int]] = []
+        self.lost: Counter[tuple[str, int]] = Counter()
         self.total = tasks.plan.num_steps - tasks.plan.first_step
         self.steps = sum(result.num_steps for result in results.values())
         self.frames = 0
@@ -134,14 +143,24 @@ class _Window:
         if self.in_flight.get(task) is not future:
             return
         del self.in_flight[task]
-        if future.status == "finished":
-            self._record(task, future.result())
-            return
-        error = future.exception()
-        if not _worker_died(error):
-            raise _raised(error)
-        self.watch.said(f"a worker died during {task[0]} {task[1]}; it will be tried again alone")
-        self.suspects.append(task)
+        try:
+            value = future.result()
+        except KilledWorker:
+            self.watch.said(f"a worker died during {task[0]} {task[1]}; it will be tried again alone")
+            self.suspects.append(task)
+        except (asyncio.CancelledError, CancelledError) as error:
+            self._submit_lost(task, error)
+        else:
+            self._record(task, value)
+
+    def _submit_lost(self, task: tuple[str, int], error: BaseException) -> None:
+        """Submit a task again whose result died with its worker after it was finished: nobody is to blame for that."""
+        self.lost[task] += 1
+        if self.lost[task] > LOST_TRIES:
+            raise HeadraceError(
+                f"expected the result of {task[0]} {task[1]}, found it lost {LOST_TRIES} times; run the same command again"
+            ) from error
+        self._submit(task)
 
     def _run_alone(self, task: tuple[str, int]) -> None:
         for _ in range(LONELY_TRIES):
@@ -171,15 +190,3 @@ class _Window:
         self.steps += value.num_steps
         self.frames += value.num_frames
         self.watch.advanced(self.steps, self.total, self.frames)
-
-
-def _worker_died(error: BaseException | None) -> bool:
-    from distributed import KilledWorker
-
-    return isinstance(error, KilledWorker)
-
-
-def _raised(error: BaseException | None) -> BaseException:
-    if error is None:
-        return HeadraceError("expected every task to end, found one cancelled; run the same command again")
-    return error

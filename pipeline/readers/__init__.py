@@ -97,6 +97,5 @@ def _options(name: str, given: Mapping[str, str]) -> dict[str, Any]:
             kind = type(known[key])
             options[key] = tuple(text.split(",")) if kind is tuple else kind(text)
         except ValueError as error:
-            kind = type(known[key]).__name__
-            raise UsageError(f"expected {key} as {kind}, found {text!r}; correct --reader") from error
+            raise UsageError(f"expected {key} as {kind.__name__}, found {text!r}; correct --reader") from error
     return options
