@@ -77,10 +77,11 @@ def _walk_one(raw: Path, out: Path, quiet: bool) -> dict[str, Any]:
         )
     batches, samples, seconds = 0, 0, 0.0
     with closing(MultiViewLoader(out, batch_size=8, seed=0)) as loader:
+        for batch in loader:  # the first epoch compiles the kernels
+            shapes = {view: list(images.shape) for view, images in batch["image"].items()}
         began_s = time.perf_counter()
         for batch in loader:
             batches, samples = batches + 1, samples + len(batch["state"])
-            shapes = {view: list(images.shape) for view, images in batch["image"].items()}
         seconds = time.perf_counter() - began_s
     return {
         "dataset": str(out),
