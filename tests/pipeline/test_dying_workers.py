@@ -1,7 +1,13 @@
 """Workers that die: innocent work survives, and only a task that kills when it is alone is blamed."""
 
+import random
+import threading
+from contextlib import suppress
+
 import numpy as np
+import psutil
 import pyarrow.parquet as pq
+import pytest
 import zarr
 
 from pipeline.cluster import ClusterOptions
@@ -46,4 +52,34 @@ def test_a_worker_that_dies_once_changes_no_byte(tmp_path, monkeypatch):
     (tmp_path / "raw" / "route_01" / "once").write_text("2")
     assert run(tmp_path, "out", monkeypatch).exit_code == 0
     assert not (tmp_path / "raw" / "route_01" / "once").exists()
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(3))
+def test_workers_killed_every_few_seconds_lose_nothing_and_blame_nobody(tmp_path, monkeypatch, seed):
+    for route in range(6):
+        write_route(tmp_path / "raw", route, 40)
+    run(tmp_path, "whole", monkeypatch)
+    rng, done = random.Random(seed), threading.Event()
+
+    def kill_workers() -> None:
+        while not done.wait(1 + 2 * rng.random()):
+            workers = [
+                child
+                for child in psutil.Process().children(recursive=True)
+                if "spawn_main" in " ".join(child.cmdline())
+            ]
+            if workers:
+                with suppress(psutil.NoSuchProcess):
+                    rng.choice(workers).kill()
+
+    killer = threading.Thread(target=kill_workers)
+    killer.start()
+    try:
+        report = run(tmp_path, "out", monkeypatch)
+    finally:
+        done.set()
+        killer.join()
+    assert report.exit_code == 0
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
