@@ -144,7 +144,7 @@ class WorkerProcesses:
             "host": "127.0.0.1",
         }
         spec = json.dumps({"cls": "distributed.Nanny", "opts": settings})
-        self._command = [sys.executable, "-m", "dask", "spec", scheduler, "--spec", spec]
+        self._command = [sys.executable, "-m", "pipeline.worker_process", scheduler, "--spec", spec]
         self._environment = {**WORKER_ENVIRONMENT, **os.environ}
         self._count = options.num_workers
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -161,7 +161,7 @@ class WorkerProcesses:
         return subprocess.Popen(
             self._command,
             env=self._environment,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # closes with this process, and ends the worker
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -181,6 +181,8 @@ class WorkerProcesses:
                 member.kill()
         for process in self._processes:
             process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
 
 
 def _family(pid: int) -> "list[psutil.Process]":

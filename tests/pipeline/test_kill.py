@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipeline.store.metadata import read_info
@@ -80,6 +81,22 @@ def check(folder: Path, *, times: int, seed: int) -> None:
 
 def test_a_run_killed_three_times_ends_as_if_nothing_had_happened(prepared):
     check(prepared, times=3, seed=0)
+
+
+def test_no_worker_outlives_a_killed_run(prepared):
+    command = [sys.executable, "-m", "pipeline", "convert", str(prepared / "raw"), str(prepared / "out")]
+    process = subprocess.Popen(
+        [*command, "--recipe", str(prepared / "tiny.toml"), "--shard-steps", "1", "--workers", "1"],
+        stderr=subprocess.DEVNULL,
+        cwd=Path(__file__).parents[2],
+    )
+    wait_for_journal(process, prepared / "out.work" / "journal", 2)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert family
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(family, timeout=15)
+    assert alive == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
