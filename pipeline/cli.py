@@ -216,7 +216,7 @@ def verify(
     if json:
         _print_json(summaries.verify_to_json(report))
     else:
-        screens.print_verify(report, out)
+        screens.print_verify(report, out, quick=quick)
     raise typer.Exit(0 if report.ok else 1)
 
 

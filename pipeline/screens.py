@@ -33,7 +33,7 @@ def out_console() -> Console:
 def print_index(summary: Mapping[str, Any]) -> None:
     """Print one screen about a raw source."""
     console = out_console()
-    rates = ", ".join(f"{rate:g} Hz" for rate in summary["rates_hz"]) or "unknown rate"
+    rates = ", ".join(f"{rate:g} Hz" if rate else "irregular" for rate in summary["rates_hz"]) or "unknown rate"
     console.print(
         f"[bold]{_plain(summary['name'])}[/bold]: format [bold]{summary['format']}[/bold], "
         f"{summary['num_episodes']:,} episode{_s(summary['num_episodes'])}, {summary['num_steps']:,} steps, {rates}, "
@@ -75,7 +75,17 @@ def _print_episodes(console: Console, episodes: Sequence[Mapping[str, Any]]) -> 
     for row in episodes[:SHOWN_ROWS]:
         said = row["instructions"][0] if row["instructions"] else ""
         more = f" (+{len(row['instructions']) - 1})" if len(row["instructions"]) > 1 else ""
-        table.add_row(*map(Text, (row["key"], f"{row['num_steps']:,}", f"{row['rate_hz']:g} Hz", said[:60] + more)))
+        table.add_row(
+            *map(
+                Text,
+                (
+                    row["key"],
+                    f"{row['num_steps']:,}",
+                    f"{row['rate_hz']:g} Hz" if row["rate_hz"] else "irregular",
+                    said[:60] + more,
+                ),
+            )
+        )
     console.print(table)
     _print_more(console, episodes, "episodes")
 
@@ -172,10 +182,16 @@ def plan_lines(plan: Plan, cost: Estimate, reused: int) -> list[str]:
         served = sum(bool(plan.bindings.view(episode.ref, target)) for episode in plan.episodes)
         missing = len(plan.episodes) - served
         note = f" (masked in {missing} episode{_s(missing)})" if missing and served else " (masked)" if missing else ""
-        lines.append(f"      view {target} <- {' or '.join(sources) or 'nothing'}{note}")
+        guessed = bool(sources) and not set(sources) & set(plan.recipe.view(target).candidates)
+        hint = f" (guessed; --view {target}=... chooses another)" if guessed else ""
+        lines.append(f"      view {target} <- {' or '.join(sources) or 'nothing'}{note}{hint}")
     for name, columns in plan.bindings.signals.items():
         shown = ", ".join(columns[:6]) + (f", ... ({len(columns)} columns)" if len(columns) > 6 else "")
         lines.append(f"      {name}[{plan.bindings.sizes[name]}] <- {shown}")
+        if plan.bindings.sizes[name] > plan.recipe.action_dim:
+            lines.append(
+                f"      {name} is wider than action_dim {plan.recipe.action_dim}: loaders hand it out as it is, unpadded"
+            )
     if reused:
         lines.append(f"      continuing: {reused} of {cost.num_shards} shards are finished already")
     return lines
@@ -256,12 +272,16 @@ def run_verify(path: Path, *, quick: bool, quiet: bool) -> Any:
         return verify(path, quick=quick, progress=lambda done, total: progress.update(bar, completed=done, total=total))
 
 
-def print_verify(report: Any, path: Path) -> None:
+def print_verify(report: Any, path: Path, *, quick: bool = False) -> None:
     """Print the verdict and every problem."""
     console = out_console()
     if report.ok:
         console.print(
-            Text(f"sound: {path}: {report.num_files:,} files, {nbytes_text(report.nbytes)}", "green"), soft_wrap=True
+            Text(
+                f"sound: {path}: {report.num_files:,} files, {nbytes_text(report.nbytes)}{' (quick: no frame was read)' if quick else ''}",
+                "green",
+            ),
+            soft_wrap=True,
         )
         return
     for problem in report.problems:

@@ -29,7 +29,7 @@ def bind(recipe: Recipe, indexes: Sequence[SourceIndex]) -> Bindings:
     """Bind views and signals of ``recipe`` to what the sources offer.
 
     A target view takes those of its candidates that a source declares; one without any takes the first declared view, in the
-    source's order, that nothing else uses, present or not, so that episodes which arrive later change nothing.
+    source's order, that nothing else uses: those with frames before those that no episode has yet.
     UsageError where a view or column that was asked for by name is not there.
     """
     episodes = [episode for index in indexes for episode in index.episodes]
@@ -41,7 +41,9 @@ def bind(recipe: Recipe, indexes: Sequence[SourceIndex]) -> Bindings:
 
 def _bind_views(recipe: Recipe, episodes: Sequence[EpisodeRef]) -> dict[str, tuple[str, ...]]:
     declared = dict.fromkeys(view.name for episode in episodes for view in episode.views)
-    free = dict.fromkeys(view.name for episode in episodes for view in episode.views if view.kind == "rgb")
+    offered = [view for episode in episodes for view in episode.views if view.kind == "rgb"]
+    present = {view.name for view in offered if view.present}
+    free = sorted(dict.fromkeys(view.name for view in offered), key=lambda name: name not in present)
     bound: dict[str, tuple[str, ...]] = {}
     for view in recipe.views:
         found = tuple(name for name in view.candidates if name in declared)

@@ -23,7 +23,9 @@ def shared_data(*parts: str) -> Path:
     root = Path(os.environ.get("HEADRACE_SHARED_DATA") or REPOSITORY.parent / "shared" / "data")
     path = root.joinpath(*parts)
     if not path.exists():
-        pytest.skip(f"needs the real recordings: {Path(root.name, *parts)} is absent")
+        pytest.skip(
+            f"needs the real recordings: {Path(root.name, *parts)} is absent; HEADRACE_SHARED_DATA names another place"
+        )
     return path
 
 

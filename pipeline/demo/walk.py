@@ -130,16 +130,19 @@ def _next_steps(folder: Path) -> list[str]:
         os.path.relpath(sys.executable) if Path(sys.executable).is_relative_to(Path.cwd()) else sys.executable
     )
     script = (
-        f"from pipeline.loaders import MultiViewLoader; loader = MultiViewLoader({str(folder / 'robot.zarr')!r}, batch_size=8); "
-        "print({k: getattr(v, 'shape', v) for k, v in next(iter(loader)).items() if k != 'image'})"
+        f"from pipeline.loaders import MultiViewLoader as L; batch = next(iter(L('{folder / 'robot.zarr'}', 8))); "
+        "print(batch['state'].shape, batch['actions'].shape, batch['prompt'][0])"
     )
+    small = shlex.quote(
+        str(folder.with_name(f"{folder.resolve().name}-small.zarr"))
+    )  # the demo's own folder is replaced
     return [
         "\ntry next:",
         f"  {command} inspect {quoted['raw/robot']}",
         f"  {command} info {quoted['robot.zarr']}",
         f"  {command} verify {quoted['driving.zarr']}",
-        f"  {command} convert {quoted['raw/driving']} {shlex.quote(str(folder / 'small.zarr'))} --recipe pi0 --size 96",
-        f"  {python} -c {shlex.quote(script)}",
+        f"  {command} convert {quoted['raw/driving']} {small} --recipe pi0 --size 96",
+        f'  {python} -c "{script}"',
     ]
 
 

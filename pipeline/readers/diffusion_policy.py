@@ -54,7 +54,7 @@ class DiffusionPolicyReader:
     def sniff(cls, root: Path) -> str:
         """Return an empty string if a replay buffer lies at or below ``root``, else what is missing."""
         folders = islice(walk_folders(root, lambda folder: not _is_buffer(folder)), SNIFF_FOLDERS)
-        found = any(isinstance(folder, Folder) and next(_stores(root, folder), None) for folder in folders)
+        found = any(isinstance(folder, Folder) and next(_stores(root, folder), None) is not None for folder in folders)
         return "" if found else f"no folder with data/ and {ENDS}/{META}, and no *{ARCHIVE}"
 
     def index(self) -> SourceIndex:

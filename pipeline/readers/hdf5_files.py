@@ -33,7 +33,7 @@ def require_h5py() -> Any:
         import h5py
     except ImportError as error:
         raise MissingExtraError(
-            f"expected the package h5py to read HDF5, found: {error}; run pip install headrace[robot]"
+            f"expected the package h5py to read HDF5, found: {error}; install h5py, as the extra headrace[robot] does"
         ) from error
     return h5py
 

@@ -306,7 +306,7 @@ def test_without_h5py_the_extra_is_named(tmp_path: Path, name: str, monkeypatch:
         lambda: list(reader.read_frames(ref, view, np.arange(1))),
         lambda: reader.read_signals(ref, [ref.signals[0].name], np.arange(1)),
     ):
-        with pytest.raises(MissingExtraError, match=r"pip install headrace\[robot\]"):
+        with pytest.raises(MissingExtraError, match=r"install h5py"):
             ask()
 
 
