@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -29,6 +30,9 @@ WORKER_ENVIRONMENT = {
     "DASK_DISTRIBUTED__WORKER__MEMORY__SPILL": "False",
     "DASK_DISTRIBUTED__LOGGING__DISTRIBUTED": "error",
 }
+
+MIN_WORKER_NBYTES = 256 * 2**20
+"""What a worker needs for its imports alone."""
 
 ANY_PORT = "127.0.0.1:0"
 """A free port of this machine: two runs, or a user's own cluster, never fight over 8787."""
@@ -60,6 +64,23 @@ class ClusterOptions:
     def num_workers(self) -> int:
         """Worker processes to start."""
         return self.workers if self.workers is not None else max(1, num_cores() - self.reserve_cores)
+
+
+def memory_nbytes(text: str) -> int:
+    """Return a worker's memory limit in bytes, 0 for ``auto``; UsageError where it is none, or too small to start in."""
+    if text == "auto":
+        return 0
+    from dask.utils import parse_bytes
+
+    try:
+        nbytes = int(parse_bytes(text))
+    except ValueError:
+        nbytes = -1
+    if nbytes < MIN_WORKER_NBYTES:
+        raise UsageError(
+            f"expected --memory of {MIN_WORKER_NBYTES >> 20} MiB or more, found {text!r}; for example 2GiB"
+        )
+    return nbytes
 
 
 def num_cores() -> int:
@@ -135,17 +156,20 @@ class WorkerProcesses:
     def __init__(self, scheduler: str, options: ClusterOptions) -> None:
         from distributed.system import MEMORY_LIMIT
 
-        shared = MEMORY_LIMIT // options.num_workers
+        limit = memory_nbytes(options.memory) or MEMORY_LIMIT // options.num_workers
         settings = {
             "nthreads": options.threads,
-            "memory_limit": shared if options.memory == "auto" else options.memory,
+            "memory_limit": limit,
             "dashboard_address": ANY_PORT,
             "silence_logs": 50,
             "host": "127.0.0.1",
         }
         spec = json.dumps({"cls": "distributed.Nanny", "opts": settings})
-        self._command = [sys.executable, "-m", "pipeline.worker_process", scheduler, "--spec", spec]
-        self._environment = {**WORKER_ENVIRONMENT, **os.environ}
+        self._command = [sys.executable, "-P", "-m", "pipeline.worker_process", scheduler, "--spec", spec]
+        # -P keeps the folder one happens to stand in off the workers' module path: a numpy.py there is not ours to run.
+        home = str(Path(__file__).resolve().parents[1])
+        path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._environment = {**WORKER_ENVIRONMENT, **os.environ, "PYTHONPATH": path}
         self._count = options.num_workers
         self._processes: list[subprocess.Popen[bytes]] = []
         self._closing = threading.Event()

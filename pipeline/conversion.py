@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster import ClusterOptions
+from pipeline.cluster import ClusterOptions, memory_nbytes
 from pipeline.commit import commit, write_array_documents
 from pipeline.commit_rows import Finished
 from pipeline.incremental import (
@@ -80,8 +80,8 @@ class ConvertOptions:
 
     def __post_init__(self) -> None:
         steps = self.shard_steps
-        if steps is not None and (steps < 1 or steps & (steps - 1)):
-            raise UsageError(f"expected a power of two for --shard-steps, found {steps}; for example 64")
+        if steps is not None and (not 1 <= steps <= 65_536 or steps & (steps - 1)):
+            raise UsageError(f"expected a power of two up to 65536 for --shard-steps, found {steps}; for example 64")
 
     def apply(self, recipe: Recipe) -> Recipe:
         """Return the recipe with these options in it."""
@@ -131,9 +131,13 @@ def convert(
     """
     asked = ConvertOptions(**options)
     wanted = asked.apply(load_recipe(recipe))
+    memory_nbytes(asked.cluster.memory)
     paths = [raw] if isinstance(raw, str | Path) else list(raw)
-    root = Path(out).expanduser()
+    if not str(out):
+        raise UsageError("expected a path for the dataset, found an empty one; name it")
+    root = Path(out).expanduser().resolve()  # once: workers have no other idea of where it is
     _refuse_overlap(paths, root)
+    _refuse_mount(root)
     if asked.dry_run:
         return _Conversion(paths, root, wanted, asked, watch or Watch()).preview()
     with Lock(Workspace(root)) as lock:
@@ -150,6 +154,14 @@ def _refuse_overlap(paths: Sequence[str | Path], root: Path) -> None:
             )
     if root.exists() and not root.is_dir():
         raise UsageError(f"expected a folder for the dataset, found a file at {root}; choose another place")
+
+
+def _refuse_mount(root: Path) -> None:
+    """Refuse a mount point: nothing can be renamed into it from the workspace beside it, on another file system."""
+    if root.is_dir() and root.parent.stat().st_dev != root.stat().st_dev:
+        raise UsageError(
+            f"expected a folder below the mount point, found the mount point {root}; for example {root}/dataset.zarr"
+        )
 
 
 class _Conversion:
@@ -178,12 +190,15 @@ class _Conversion:
 
     def run(self, lock: Lock) -> ConvertReport:
         """Finish an unfinished plan, then make the next generation if there is anything new."""
-        if self.asked.restart:
+        if self.asked.restart and self.workspace.plan.exists():
+            discard_uncommitted(self.root, self.previous)  # before the plan, which is what proves them discardable
             self.workspace.clean()
+        if self.previous is not None:
+            self._complete_documents()
         if self.workspace.plan.exists():
             plan = self._resume()
             if self.previous is not None and self.previous.generation >= plan.generation:
-                self._tidy()
+                self.workspace.clean()
             else:
                 report = self._make(plan, NOTHING, lock)
                 self.previous = read_info(self.root)
@@ -195,18 +210,15 @@ class _Conversion:
         plan = self._plan(found)
         if not plan.episodes:
             return self._nothing_new(plan, found)
-        discard_uncommitted(self.root, self.previous)
         self.workspace.prepare()
         write_json(self.workspace.plan, plan_to_json(plan), self.workspace.tmp)
         return self._make(plan, found, lock)
 
-    def _tidy(self) -> None:
-        """Finish a run that was killed between its commit and its end."""
+    def _complete_documents(self) -> None:
+        """Write the arrays' own metadata where it is not what the root says: after a kill in the commit, or damage."""
         if self.previous is not None:
-            self.workspace.prepare()
             arrays = {name: (spec, self.previous.lengths[name]) for name, spec in self.previous.arrays.items()}
             write_array_documents(self.root, arrays, self.workspace.tmp)
-        self.workspace.clean()
 
     def _nothing_new(self, plan: Plan, found: Changes) -> ConvertReport:
         if self.previous is None:
@@ -219,7 +231,10 @@ class _Conversion:
         return self._report(plan, found, {}, reused=0, complete=True)
 
     def _resume(self) -> Plan:
-        plan = plan_from_json(read_json(self.workspace.plan, "the plan of an unfinished run"))
+        try:
+            plan = plan_from_json(read_json(self.workspace.plan, "the plan of an unfinished run"))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise PlanError(f"expected a whole plan, found {self.workspace.plan} damaged; add --restart") from error
         differences = [*recipe_differences(plan.recipe, self.recipe), *self._source_differences(plan)]
         if self.asked.shard_steps not in (None, plan.shard_steps):
             differences.append(f"shard_steps {plan.shard_steps} -> {self.asked.shard_steps}")

@@ -1,7 +1,7 @@
 """What a dataset, an unfinished plan and the sources have in common, and what changed between them."""
 
 import json
-import shutil
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,44 +11,59 @@ from typing import Any
 from pipeline.sources import Source, digest_file, fingerprint, forget_digests
 from pipeline.store.metadata import ROOT_DOCUMENT, DatasetInfo, read_info
 from pipeline.store.tables import manifest_rows, read_table
-from pipeline.workspace import Workspace, write_json
-from schemas.errors import PlanError, Reason, UsageError
+from pipeline.workspace import Workspace, read_json, write_json
+from schemas.errors import DatasetError, PlanError, Reason, UsageError
 from schemas.recipe import Recipe, recipe_from_mapping, recipe_to_mapping
 from schemas.source import EpisodeRef, Fault
 
+_SHARD = re.compile(r"c(\.\d+)+")
+_FIRST_TABLES = re.compile(r"(episodes|steps|tasks|manifest|quarantine)-1\.parquet|norm_stats-1\.json")
+
 
 def read_previous(root: Path, workspace: Workspace) -> DatasetInfo | None:
-    """Return the committed generation, or None; refuses to write into a folder that is something else."""
+    """Return the committed generation, or None; refuses to write into a folder that holds anything else.
+
+    Only a plan beside it proves that a folder without root metadata is an unfinished first run. A dataset that lost its root
+    metadata is damaged, and never to be written over.
+    """
     if (root / ROOT_DOCUMENT).exists():
         return read_info(root)
-    if root.is_dir() and any(root.iterdir()) and not workspace.plan.exists() and not _is_ours(root):
-        raise UsageError(f"expected a new folder or a dataset, found other files in {root}; choose another place")
-    return None
+    if not root.is_dir() or not any(root.iterdir()):
+        return None
+    if workspace.plan.exists() and _planned_generation(workspace) == 1:
+        return None
+    tables = root / "_tables"
+    if tables.is_dir() and any(file.name.startswith("manifest-") for file in tables.iterdir()):
+        raise DatasetError(f"expected {ROOT_DOCUMENT} in {root}, found a dataset that lost it; restore it from a copy")
+    raise UsageError(f"expected a new folder or a dataset, found other files in {root}; choose another place")
 
 
-def _is_ours(root: Path) -> bool:
-    """Whether all that lies here can be what a discarded or killed first run left: array folders of shards, and tables."""
-    return all(path.is_dir() and all(_is_written(file) for file in path.iterdir()) for path in root.iterdir())
-
-
-def _is_written(file: Path) -> bool:
-    return file.name.startswith("c.") or file.parent.name == "_tables" or file.name == ROOT_DOCUMENT
+def _planned_generation(workspace: Workspace) -> int:
+    plan = read_json(workspace.plan, "the plan of an unfinished run")
+    return int(plan["generation"]) if isinstance(plan, dict) and isinstance(plan.get("generation"), int) else 0
 
 
 def discard_uncommitted(root: Path, previous: DatasetInfo | None) -> None:
-    """Remove what a discarded run wrote and nothing names: shards beyond the committed ones, tables of no generation."""
+    """Remove the files that an unfinished run wrote and nothing names: shards, and of a first run its tables and metadata.
+
+    Files of any other name, and folders that are not empty after, stay: whoever put them there, it was not a conversion.
+    """
     if not root.is_dir():
         return
-    if previous is None:
-        for path in root.iterdir():
-            shutil.rmtree(path)
-        return
-    kept = {row.path for row in manifest_rows(read_table(previous, "manifest")).values()}
-    for folder in (path for path in root.iterdir() if path.is_dir()):
-        for file in folder.iterdir():
-            name = f"{folder.name}/{file.name}"
-            if file.name.startswith("c.") and name not in kept:
+    kept = {row.path for row in manifest_rows(read_table(previous, "manifest")).values()} if previous else set()
+    for folder in [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()]:
+        if previous is not None and folder.name not in previous.arrays:
+            continue
+        for file in list(folder.iterdir()):
+            is_shard = _SHARD.fullmatch(file.name) is not None and f"{folder.name}/{file.name}" not in kept
+            is_first = previous is None and (
+                file.name == ROOT_DOCUMENT
+                or (folder.name == "_tables" and _FIRST_TABLES.fullmatch(file.name) is not None)
+            )
+            if file.is_file() and (is_shard or is_first):
                 file.unlink()
+        if previous is None and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 Files = tuple[tuple[str, int, str], ...]

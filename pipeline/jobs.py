@@ -1,10 +1,12 @@
 """The tasks of a plan: made when they are needed, and recognised when they are done."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from pipeline.arrays import frame_specs, sample_specs
 from pipeline.plan import Plan, PlannedEpisode
@@ -23,13 +25,14 @@ def finished_tasks(
     sources: set[int] = set()
     for record in records:
         if record["kind"] == "source":
-            if (workspace.parts / f"source-{record['number']:08d}.json").exists():
+            if _is_whole_source(workspace.parts / f"source-{record['number']:08d}.json"):
                 sources.add(record["number"])
             continue
         result = ShardResult.from_json(record["result"])
         part = workspace.parts / f"part-{result.shard:08d}.npz"
-        files = [(root / row.path, row.nbytes) for row in result.rows] + [(part, result.part_nbytes)]
-        if all(path.exists() and path.stat().st_size == nbytes for path, nbytes in files):
+        files = [(root / row.path, row.nbytes, row.xxh3) for row in result.rows]
+        files.append((part, result.part_nbytes, result.part_xxh3))
+        if all(_is_as_written(*file) for file in files):
             results[result.shard] = result
     return results, sources
 
@@ -82,3 +85,25 @@ class Tasks:
             },
             refused=refused,
         )
+
+
+def _is_as_written(path: Path, nbytes: int, xxh3: str) -> bool:
+    """Whether a file still is what its task wrote: what is resumed is committed, and nobody looks at it again."""
+    digest = xxhash.xxh3_128()
+    try:
+        if not path.is_file() or path.stat().st_size != nbytes:
+            return False
+        with path.open("rb", buffering=0) as file:
+            while block := file.read(4 * 2**20):
+                digest.update(block)
+    except OSError:
+        return False
+    return digest.hexdigest() == xxh3
+
+
+def _is_whole_source(path: Path) -> bool:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(value, dict) and value.keys() == {"files", "rate_measured_hz", "jitter_s"}

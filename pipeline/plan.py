@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from pipeline.arrays import frame_specs, row_specs, sample_specs
 from pipeline.readers.protocol import Reader
@@ -199,6 +200,11 @@ def estimate(plan: Plan, workers: int, root: Path) -> Estimate:
 
 def refuse_if_too_large(cost: Estimate, codec: str) -> None:
     """Raise PlanError where the disk cannot hold the dataset; only for codec raw is the estimate sure enough to refuse."""
+    total = psutil.virtual_memory().total
+    if cost.memory_nbytes > total:
+        raise PlanError(
+            f"expected {cost.memory_nbytes / 1e9:.1f} GB of memory, found {total / 1e9:.1f} GB; lower --workers or --shard-steps"
+        )
     if codec == "raw" and cost.dataset_nbytes > cost.free_nbytes:
         raise PlanError(
             f"expected {cost.dataset_nbytes / 1e9:.2f} GB of free disk, found {cost.free_nbytes / 1e9:.2f} GB; "

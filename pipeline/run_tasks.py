@@ -9,6 +9,7 @@ from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
 from distributed import KilledWorker
+from distributed.scheduler import NoWorkerError
 
 from pipeline.cluster import ClusterOptions, open_client
 from pipeline.jobs import Tasks
@@ -148,6 +149,10 @@ class _Window:
         except KilledWorker:
             self.watch.said(f"a worker died during {task[0]} {task[1]}; it will be tried again alone")
             self.suspects.append(task)
+        except NoWorkerError as error:
+            raise HeadraceError(
+                "expected workers, found none for two minutes; try --workers 0, which shows why they do not start"
+            ) from error
         except (asyncio.CancelledError, CancelledError) as error:
             self._submit_lost(task, error)
         else:

@@ -252,9 +252,8 @@ def _frames(job: ShardJob, spec: ArraySpec, part: Rows) -> Iterator[np.ndarray |
     episode = part.segment.episode
     target = job.recipe.view(spec.name.removeprefix("rgb_"))
     source_view = job.bindings.view(episode.ref, target.name)
-    readable = part.columns["valid"].copy()
-    if not source_view or job.refused or not readable.any():
-        yield from (None for _ in readable)
+    if not source_view or job.refused:
+        yield from (None for _ in part.steps)
         return
     store = _storer(job.recipe, spec)
     for row, frame in enumerate(frames(part.segment.reader, episode.ref, source_view, part.steps, target)):

@@ -1,6 +1,7 @@
 """What the sources hold now, against what the dataset and an unfinished plan know of them."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,6 +12,7 @@ import xxhash
 
 from pipeline.plan import PlannedEpisode
 from pipeline.readers import open_source
+from pipeline.readers.folders import open_inside
 from pipeline.readers.protocol import Reader
 from pipeline.store.atomic import write_atomic
 from pipeline.workspace import Workspace
@@ -97,8 +99,8 @@ def digest_file(root: Path, path: Path) -> tuple[str, int, str]:
     """Return a file's path, size and xxh3-128; size -1 where it cannot be read."""
     try:
         status = (root / path).stat()
-        nbytes, xxh3 = _digest(str(root / path), status.st_size, status.st_mtime_ns, status.st_ino)
-    except OSError:
+        nbytes, xxh3 = _digest(root, path.as_posix(), (status.st_size, status.st_mtime_ns, status.st_ino))
+    except (OSError, SourceError):
         return path.as_posix(), -1, ""
     return path.as_posix(), nbytes, xxh3
 
@@ -109,10 +111,13 @@ def forget_digests() -> None:
 
 
 @lru_cache(maxsize=1024)
-def _digest(path: str, nbytes: int, mtime_ns: int, inode: int) -> tuple[int, str]:
-    """Digest a file; kept by process, since hundreds of episodes may lie in one file, and each asks for its digest."""
+def _digest(root: Path, path: str, version: tuple[int, int, int]) -> tuple[int, str]:
+    """Digest a file; kept by process, since hundreds of episodes may lie in one file, and each asks for its digest.
+
+    Opened as readers open it: no pipe blocks, no link leads out of the source.
+    """
     digest, found = xxhash.xxh3_128(), 0
-    with open(path, "rb", buffering=0) as file:
+    with os.fdopen(open_inside(root, path), "rb", buffering=0) as file:
         while block := file.read(_READ_NBYTES):
             digest.update(block)
             found += len(block)

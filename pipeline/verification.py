@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from pipeline.store.atomic import read_regular
 from pipeline.store.metadata import ROOT_DOCUMENT, DatasetInfo, array_document, read_info
 from pipeline.store.scan import REPAIR, Problem, Shard, scan_index, scan_shard, shards_of
 from pipeline.store.shards import decode_chunk
@@ -150,7 +151,7 @@ class _Verification:
         for name, spec in self.info.arrays.items():
             path = f"{name}/{ROOT_DOCUMENT}"
             try:
-                found = (self.info.root / path).read_bytes()
+                found = read_regular(self.info.root / path)
             except OSError as error:
                 message = f"expected the array's metadata, found {error.strerror}; {REPAIR}"
                 self.problems.append(Problem(array=name, path=path, message=message))

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.store.atomic import open_regular
 from schemas.errors import DatasetError
 
 
@@ -77,7 +78,7 @@ class FileHandles:
 
     def _descriptor(self, path: str) -> int:
         try:
-            return os.open(self._root / path, os.O_RDONLY | os.O_CLOEXEC)
+            return open_regular(self._root / path)
         except FileNotFoundError:
             raise DatasetError("expected a shard file, found none; run `headrace verify`", file=path) from None
         except OSError as error:

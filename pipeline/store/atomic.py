@@ -1,6 +1,8 @@
 """Files that appear whole and durable, or not at all; and the two checksums of the format."""
 
+import errno
 import os
+import stat
 import uuid
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +23,21 @@ def crc32c(data: Bytes) -> int:
 def xxh3_hex(data: Bytes) -> str:
     """Return the xxh3-128 of ``data`` as 32 hexadecimal characters."""
     return xxhash.xxh3_128_hexdigest(data)
+
+
+def open_regular(path: Path) -> int:
+    """Open a file for reading and return its descriptor; a pipe, device or folder in its place is an OSError and never blocks."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return descriptor
+
+
+def read_regular(path: Path) -> bytes:
+    """Read a file whole, as :func:`open_regular` opens it."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read()
 
 
 def sync_folder(path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.store.atomic import xxh3_hex
+from pipeline.store.atomic import read_regular, xxh3_hex
 from pipeline.store.shards import ZSTD_LEVEL
 from schemas.dataset import FORMAT_VERSION, ArraySpec
 from schemas.errors import ChecksumError, DatasetError, SchemaError
@@ -189,13 +189,19 @@ def _read_root(root: Path) -> bytes:
         found = "a file" if root.exists() else "nothing"
         raise DatasetError(f"expected the folder of a dataset, found {found} at {root}; check the path")
     try:
-        return (root / ROOT_DOCUMENT).read_bytes()
-    except (FileNotFoundError, IsADirectoryError):
+        return read_regular(root / ROOT_DOCUMENT)
+    except FileNotFoundError:
         pass
-    if (root.parent / f"{root.name}.work").is_dir():
+    except OSError as error:
+        raise DatasetError(
+            f"expected to read it, found: {error.strerror}; check the file", file=root / ROOT_DOCUMENT
+        ) from error
+    if (root.parent / f"{root.name}.work" / "plan.json").exists():
         raise DatasetError(
             f"expected a finished dataset, found an unfinished conversion at {root}; run the same `headrace convert` again"
         )
+    if any((root / "_tables").glob("manifest-*.parquet")):
+        raise DatasetError(f"expected {ROOT_DOCUMENT} in {root}, found a dataset that lost it; restore it from a copy")
     version_2 = any((root / name).exists() for name in (".zgroup", ".zarray", ".zmetadata"))
     found = "a Zarr v2 store" if version_2 else "no zarr.json"
     raise DatasetError(f"expected a dataset, found {found} at {root}; make one with `headrace convert`")

@@ -13,7 +13,7 @@ from typing import Self
 
 import numpy as np
 
-from pipeline.store.atomic import AtomicFile, Bytes, crc32c
+from pipeline.store.atomic import AtomicFile, Bytes, crc32c, open_regular
 from schemas.dataset import ArraySpec, ShardRow
 from schemas.errors import ChecksumError, DatasetError, SchemaError, SourceError
 
@@ -219,9 +219,13 @@ class ShardReader:
         self.path = path
         self._first_step = int(path.name.split(".")[1]) * spec.shard_steps
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptor = open_regular(path)
         except FileNotFoundError:
             raise DatasetError("expected a shard file, found none; run verify", **self._where()) from None
+        except OSError as error:
+            raise DatasetError(
+                f"expected a shard file, found: {error.strerror}; run verify", **self._where()
+            ) from error
         try:
             self._read_index()
         except BaseException:

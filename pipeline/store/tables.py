@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 
-from pipeline.store.atomic import AtomicFile, Bytes, xxh3_hex
+from pipeline.store.atomic import AtomicFile, Bytes, read_regular, xxh3_hex
 from pipeline.store.metadata import DatasetInfo, TableRef
 from schemas.dataset import ArraySpec, ShardRow
 from schemas.errors import ChecksumError, DatasetError, SchemaError
@@ -157,9 +157,13 @@ def read_document(info: DatasetInfo, name: str) -> bytes:
     if ref is None:
         raise DatasetError(f"expected one of the tables {sorted(info.tables)}, found {name!r}; see `headrace info`")
     try:
-        data = (info.root / ref.path).read_bytes()
+        data = read_regular(info.root / ref.path)
     except FileNotFoundError:
         raise DatasetError("expected a table, found no such file; restore it from a copy", file=ref.path) from None
+    except OSError as error:
+        raise DatasetError(
+            f"expected a table, found: {error.strerror}; restore it from a copy", file=ref.path
+        ) from error
     if len(data) != ref.nbytes:
         raise ChecksumError(f"expected {ref.nbytes} bytes, found {len(data)}; restore it from a copy", file=ref.path)
     found = xxh3_hex(data)

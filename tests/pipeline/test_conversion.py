@@ -450,3 +450,111 @@ def test_the_dataset_names_neither_place_nor_time(raw, recipe, out, tmp_path):
         if path.is_file():
             assert str(tmp_path).encode() not in path.read_bytes()
     assert json.loads((out / "zarr.json").read_bytes())["attributes"]["headrace"]["generation"] == 1
+
+
+def test_a_dataset_that_lost_its_root_is_never_written_over(raw, recipe, out):
+    run(raw, out, recipe)
+    (out / "zarr.json").unlink()
+    before = tree(out)
+    with pytest.raises(DatasetError, match="a dataset that lost it"):
+        run(raw, out, recipe)
+    with pytest.raises(DatasetError, match="a dataset that lost it"):
+        read_info(out)
+    assert tree(out) == before
+
+
+def test_folders_and_files_of_others_are_never_removed(raw, recipe, out):
+    for name in ("_tables/precious", "thesis"):
+        (out / name).mkdir(parents=True)
+    (out / "_tables" / "myfile").write_text("keep")
+    with pytest.raises(UsageError, match="other files"):
+        run(raw, out, recipe)
+    assert (out / "_tables" / "myfile").read_text() == "keep"
+    assert (out / "thesis").is_dir()
+
+
+def test_restart_removes_what_the_run_wrote_and_nothing_else(raw, recipe, out, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(raw, out, recipe, watch=StopAfter(2))
+    (out / "notes.txt").write_text("keep")
+    run(raw, out, recipe, restart=True)
+    assert (out / "notes.txt").read_text() == "keep"
+    (out / "notes.txt").unlink()
+    run(raw, tmp_path / "b", recipe)
+    assert tree(out) == tree(tmp_path / "b")
+
+
+def test_a_pipe_among_the_pictures_blocks_nothing(raw, recipe, out):
+    path = raw / "route_02" / "rgb" / "0003.png"
+    path.unlink()
+    os.mkfifo(path)
+    report = run(raw, out, recipe)
+    assert (report.exit_code, sum(report.quarantined.values())) == (3, 1)
+
+
+def test_a_pipe_in_the_place_of_a_shard_blocks_no_verify(raw, recipe, out):
+    run(raw, out, recipe)
+    path = out / "rgb_main" / "c.1.0.0.0"
+    path.unlink()
+    os.mkfifo(path)
+    report = verify(out)
+    assert not report.ok
+    assert any(problem.array == "rgb_main" and problem.start == 4 for problem in report.problems)
+
+
+def test_the_dataset_may_be_named_through_a_link(raw, recipe, tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    run(raw, tmp_path / "link", recipe)
+    assert verify(tmp_path / "real").ok
+    assert run(raw, tmp_path / "real", recipe).num_episodes == 0
+
+
+def test_one_views_fault_leaves_the_others_and_shards_do_not_matter(raw, recipe, out, tmp_path):
+    shutil.rmtree(raw / "route_10" / "rgb")
+    (raw / "route_10" / "rgb").mkdir()
+    write_route(raw, 10, 9, views=["rgb_left"])
+    for step in range(9):
+        (raw / "route_10" / "rgb" / f"{step:04d}.png").write_bytes(b"")
+    run(raw, out, recipe)
+    run(raw, tmp_path / "b", recipe, shard_steps=16)
+    found = [zarr.open_group(path, mode="r") for path in (out, tmp_path / "b")]
+    for group in found:
+        assert group["rgb_left_valid"][:].all()
+        assert group["rgb_main_valid"][:].tolist() == [True] * 7 + [False] * 9
+    digests = [[row["digest"] for row in table(path, "episodes")] for path in (out, tmp_path / "b")]
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("what", ["shard", "part", "source"])
+def test_damage_under_an_unfinished_run_is_made_again(raw, recipe, out, tmp_path, what):
+    with pytest.raises(KeyboardInterrupt):
+        run(raw, out, recipe, watch=StopAfter(3))
+    pattern = {"shard": "out/rgb_main/c.*", "part": "out.work/parts/part-*", "source": "out.work/parts/source-*"}[what]
+    path = next(iter(sorted(tmp_path.glob(pattern))))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.write_bytes(data if what != "source" else b"{}")
+    run(raw, out, recipe)
+    run(raw, tmp_path / "b", recipe)
+    assert tree(out) == tree(tmp_path / "b")
+
+
+def test_metadata_of_an_array_that_was_damaged_is_written_again_by_the_same_call(raw, recipe, out):
+    run(raw, out, recipe)
+    before = tree(out)
+    (out / "state" / "zarr.json").write_text("{}")
+    assert not verify(out).ok
+    run(raw, out, recipe)
+    assert tree(out) == before
+
+
+def test_impossible_memory_is_refused_before_anything_runs(raw, recipe, out):
+    for memory in ("lots", "-1", "1KiB"):
+        with pytest.raises(UsageError, match="--memory"):
+            run(raw, out, recipe, cluster=ClusterOptions(workers=1, memory=memory))
+    with pytest.raises(UsageError, match="65536"):
+        run(raw, out, recipe, shard_steps=2**30)
+    with pytest.raises(UsageError, match="empty"):
+        run(raw, "", recipe)
+    assert not out.exists()

@@ -55,6 +55,15 @@ def test_a_worker_that_dies_once_changes_no_byte(tmp_path, monkeypatch):
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
+def test_a_module_in_the_folder_one_stands_in_is_not_the_workers(tmp_path, monkeypatch):
+    write_route(tmp_path / "raw", 0, 8)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "numpy.py").write_text("raise SystemExit('not numpy')")
+    (tmp_path / "here" / "tasks.py").write_text("")
+    monkeypatch.chdir(tmp_path / "here")
+    assert run(tmp_path, "out", monkeypatch).exit_code == 0
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(3))
 def test_workers_killed_every_few_seconds_lose_nothing_and_blame_nobody(tmp_path, monkeypatch, seed):

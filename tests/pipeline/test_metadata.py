@@ -196,6 +196,7 @@ def test_what_is_no_dataset_is_refused_with_what_it_is(built: Built, tmp_path: P
     zarr.open_group(tmp_path / "foreign", mode="w", zarr_format=3)
     (tmp_path / "unfinished").mkdir()
     (tmp_path / "unfinished.work").mkdir()
+    (tmp_path / "unfinished.work" / "plan.json").write_text("{}")
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "zarr.json").write_bytes((built.root / "zarr.json").read_bytes()[:1000])
     (tmp_path / "deep").mkdir()
