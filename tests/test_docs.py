@@ -69,3 +69,10 @@ def test_recipes_in_the_documentation_are_accepted(page):
     assert examples
     for example in examples:
         recipe_from_mapping(tomllib.loads(example), "example")
+
+
+def test_the_recipe_of_the_recipe_page_converts_the_demo(tmp_path):
+    write_lerobot_set(tmp_path / "raw", num_episodes=1, num_steps=24, size=(48, 64))
+    (tmp_path / "mine.toml").write_text(blocks("docs/recipes.md", "toml")[0], "utf-8")
+    report = convert(tmp_path / "raw", tmp_path / "out", tmp_path / "mine.toml", cluster=ClusterOptions(workers=0))
+    assert (report.exit_code, report.num_frames) == (0, 2 * report.total_steps)

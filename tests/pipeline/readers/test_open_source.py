@@ -220,3 +220,12 @@ def test_any_bytes_are_a_record_or_an_error_of_ours(data: bytes) -> None:
 def test_hostile_records_are_refused_in_good_time(data: bytes) -> None:
     with pytest.raises(SourceError):
         parse_record(data)
+
+
+def test_a_replay_buffer_may_be_given_by_its_own_folder(tmp_path: Path) -> None:
+    replay_builder.write_pusht(tmp_path / "raw")
+    (ends,) = (tmp_path / "raw").rglob("meta/episode_ends/.zarray")
+    store = ends.parents[2]
+    reader = open_source(store)
+    assert reader.name == "diffusion-policy"
+    assert reader.index().episodes
