@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from pipeline.readers.aloha import AlohaReader
 from pipeline.readers.bench2drive import Bench2DriveReader
+from pipeline.readers.carla_dump import CarlaDumpReader
 from pipeline.readers.carla_garage import CarlaGarageReader
 from pipeline.readers.carla_recorder import CarlaRecorderReader
 from pipeline.readers.diffusion_policy import DiffusionPolicyReader
@@ -32,6 +33,7 @@ READERS: dict[
         | RldsReader
         | DiffusionPolicyReader
         | NpyReader
+        | CarlaDumpReader
     ],
 ] = {
     reader.name: reader
@@ -46,6 +48,7 @@ READERS: dict[
         RldsReader,
         DiffusionPolicyReader,
         NpyReader,
+        CarlaDumpReader,
     )
 }
 """In the order in which they are tried: the most specific first."""

@@ -92,10 +92,23 @@ class StepFiles:
     width: int
     """Digits of a number, filled with zeros."""
     suffix: str
+    prefix: str = ""
+    """What stands before the number."""
+    stride: int = 1
+    """From one step's number to the next one's."""
+    numbers: tuple[int, ...] = ()
+    """Number of each step, where they are not evenly spaced."""
+
+    def number(self, step: int) -> int:
+        """Return the number of a step."""
+        return self.numbers[step] if self.numbers else self.first + step * self.stride
 
     def name(self, step: int) -> str:
         """Return the expected file of a step, relative to the source."""
-        return f"{self.path}/{self.first + step:0{self.width}d}{self.suffix}"
+        return self._join(f"{self.prefix}{self.number(step):0{self.width}d}{self.suffix}")
+
+    def _join(self, name: str) -> str:
+        return f"{self.path}/{name}" if self.path else name
 
     def read_record(self, step: int, limit_nbytes: int) -> Mapping[str, Any]:
         """Read and parse the record of a step, gzip or not; SourceError says why not."""
@@ -110,7 +123,8 @@ class StepFiles:
             frame = self._frame(self.name(step), ref, view, step)
             if isinstance(frame, Fault) and frame.reason == Reason.MISSING_FILE:
                 listed = self.list_images() if listed is None else listed
-                frame = self._frame(listed[step], ref, view, step) if step in listed else frame
+                found = listed.get(self.number(step))
+                frame = self._frame(found, ref, view, step) if found else frame
             yield frame
 
     def _frame(self, name: str, ref: EpisodeRef, view: str, step: int) -> Frame:
@@ -120,7 +134,7 @@ class StepFiles:
             return fault_at(error, ref, step, view)
 
     def list_images(self) -> Mapping[int, str]:
-        """Return ``step -> file`` of the images there are, whatever their digits and suffix."""
+        """Return ``number -> file`` of the images there are, whatever their digits and suffix."""
         try:
             names = list_folder(self.root, self.path).files
         except SourceError:
@@ -128,13 +142,15 @@ class StepFiles:
         found = {}
         for name in sorted(names):
             stem, suffix = os.path.splitext(name)
-            if stem.isascii() and stem.isdecimal() and len(stem) < 10 and suffix.lower() in IMAGE_SUFFIXES:
-                found[int(stem) - self.first] = f"{self.path}/{name}"
+            digits = stem.removeprefix(self.prefix)
+            is_numbered = digits.isascii() and digits.isdecimal() and len(digits) < 10
+            if is_numbered and stem.startswith(self.prefix) and suffix.lower() in IMAGE_SUFFIXES:
+                found[int(digits)] = self._join(name)
         return found
 
     def size(self) -> tuple[int, int]:
         """Return height and width by the header of the first image that has one, of four; (0, 0) if none has."""
-        names = [self.name(step) for step in range(4)]
+        names = [self.name(step) for step in range(len(self.numbers[:4]) or 4)]
         if not os.path.lexists(os.path.join(self.root, names[0])):
             names = [name for _, name in sorted(self.list_images().items())][:4]
         for name in names:
@@ -148,7 +164,7 @@ class StepFiles:
         """Name the file of every step: as it was found, else as it would be called."""
         found = self.list_images() if self.suffix in IMAGE_SUFFIXES else {}
         for step in range(num_steps):
-            yield Path(found.get(step, self.name(step)))
+            yield Path(found.get(self.number(step), self.name(step)))
 
 
 def step_files(root: Path, details: Mapping[str, Any], name: str, suffix: str) -> StepFiles:

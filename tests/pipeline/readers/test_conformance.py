@@ -25,7 +25,8 @@ from pipeline.readers import READERS, open_source
 from pipeline.readers.aloha import AlohaReader
 from pipeline.readers.protocol import Reader
 from schemas.source import EpisodeRef
-from tests.pipeline.readers import builders, hdf5_builders
+from tests.pipeline.readers import builders, hdf5_builders, replay_builder, rlds_builder
+from tests.tasks.example_encoder import bytes_list, float_list, int64_list
 
 VIEWS = {"main": (12, 16), "wrist": (10, 14)}
 """``view -> height, width``."""
@@ -234,6 +235,72 @@ def write_bench2drive(root: Path) -> None:
                 builders.write(folder / f"camera/{name}/{step:05d}.jpg", image)
 
 
+def write_garage(root: Path) -> None:
+    for episode in EPISODES:
+        folder = root / f"Accident/{episode.number}_Rep0_Town12_route0_01_02_03_04_05"
+        for step in range(episode.num_steps):
+            controls = dict(zip(CONTROLS, episode.actions[step].tolist(), strict=True))
+            record = {"command": 4, "speed": float(episode.state[step, 0]), **controls}
+            for name, content in (("measurements", record), ("boxes", [])):
+                packed = gzip.compress(json.dumps(content).encode(), mtime=0)
+                builders.write(folder / name / f"{step:04d}.json.gz", packed)
+            for view, name in (("main", "rgb"), ("wrist", "rgb_augmented")):
+                image = hdf5_builders.jpeg(episode.frame(view, step), 100)
+                builders.write(folder / name / f"{step:04d}.jpg", image)
+        results = {"status": "Perfect", "scores": {"score_composed": 100.0}, "infractions": {}}
+        builders.write(folder / "results.json.gz", gzip.compress(json.dumps(results).encode(), mtime=0))
+
+
+def write_dump(root: Path, *, table: bool = False) -> None:
+    """Every third frame of the simulator, from another number on in each recording."""
+    for episode in EPISODES:
+        folder, frames = root / f"run_{episode.number}", 998 + 7 * episode.number + 3 * np.arange(episode.num_steps)
+        lines = ["frame,timestamp,speed,steer,throttle,brake"]
+        for step, frame in enumerate(frames.tolist()):
+            controls = dict(zip(CONTROLS, episode.actions[step].tolist(), strict=True))
+            record = {"speed": float(episode.state[step, 0]), "control": controls} | controls
+            lines.append(",".join(map(str, (frame, 0.05 * frame, record["speed"], *controls.values()))))
+            if not table:
+                builders.write(folder / f"ego/{frame}.json", json.dumps(record).encode())
+            for view, name in (("main", "front"), ("wrist", "rear")):
+                builders.write(folder / f"{name}/{frame}.png", builders.image_bytes(episode.frame(view, step)))
+        if table:
+            builders.write(folder / "ego.csv", "\n".join(lines).encode())
+
+
+def write_rlds(root: Path) -> None:
+    images = {f"image_{k}": rlds_builder.image("png", *size, 3) for k, size in enumerate(VIEWS.values())}
+    observation = rlds_builder.folder(**images, state=rlds_builder.tensor("float32", 2))
+    action, text = rlds_builder.tensor("float32", 3), rlds_builder.text()
+    first = rlds_builder.tensor("bool")
+    step = rlds_builder.folder(observation=observation, action=action, language_instruction=text, is_first=first)
+    episodes = [
+        {
+            **{
+                f"steps/observation/image_{k}": bytes_list([builders.image_bytes(f) for f in episode.frames(view)])
+                for k, view in enumerate(VIEWS)
+            },
+            "steps/observation/state": float_list(episode.state.ravel().tolist()),
+            "steps/action": float_list(episode.actions.ravel().tolist()),
+            "steps/is_first": int64_list([1] + [0] * (episode.num_steps - 1)),
+            "steps/language_instruction": bytes_list([episode.instruction.encode()] * episode.num_steps),
+        }
+        for episode in EPISODES
+    ]
+    features = rlds_builder.folder(steps=rlds_builder.sequence(step))
+    rlds_builder.write_rlds(root, {"train": [episodes[:1], episodes[1:]]}, features=features)
+
+
+def write_replay_buffer(root: Path) -> None:
+    arrays = {view: np.concatenate([episode.frames(view) for episode in EPISODES]) for view in VIEWS}
+    arrays["state"] = np.concatenate([episode.state for episode in EPISODES]).astype(np.float32)
+    arrays["action"] = np.concatenate([episode.actions for episode in EPISODES]).astype(np.float32)
+    ends = np.cumsum([episode.num_steps for episode in EPISODES]).tolist()
+    for path, data in replay_builder.buffer_files(ends, arrays).items():
+        builders.write(root / "runs.zarr" / path, data)
+    (root / "meta.json").write_text('{"rate_hz": 10}')
+
+
 # -- formats -----------------------------------------------------------------------------------------------------------
 
 _NPY = {"rate_hz": 25.0, "views": {"main": "main", "wrist": "wrist"}, "state": ("state",), "actions": ("actions",)}
@@ -254,6 +321,7 @@ _ROBOMIMIC: dict[str, Any] = {
     "reader": "robomimic",
 }
 _DRIVING: dict[str, Any] = {"state": ("speed",), "actions": CONTROLS, "num_state": 1, "has_instruction": False}
+_DUMP: dict[str, Any] = {"rate_hz": 6.66666667, "views": {"main": "front", "wrist": "rear"}, **_DRIVING}
 
 FORMATS: dict[str, Format] = {
     "lerobot": Format(
@@ -287,6 +355,26 @@ FORMATS: dict[str, Format] = {
     "lbc": Format(write_lbc, rate_hz=2.0, views={"main": "rgb", "wrist": "rgb_left"}, **_DRIVING),
     "bench2drive": Format(
         write_bench2drive, rate_hz=10.0, views={"main": "rgb_front", "wrist": "rgb_back"}, **_DRIVING, pixel_error=3
+    ),
+    "carla-garage": Format(
+        write_garage, rate_hz=4.0, views={"main": "rgb", "wrist": "rgb_augmented"}, **_DRIVING, pixel_error=3
+    ),
+    "carla-dump": Format(write_dump, **_DUMP, options={"fixed_delta_s": 0.05}),
+    "carla-dump-table": Format(lambda root: write_dump(root, table=True), **_DUMP, reader="carla-dump"),
+    "rlds": Format(
+        write_rlds,
+        rate_hz=5.0,
+        views={"main": "image_0", "wrist": "image_1"},
+        state=("state",),
+        actions=("action",),
+    ),
+    "diffusion-policy": Format(
+        write_replay_buffer,
+        rate_hz=10.0,
+        views={view: view for view in VIEWS},
+        state=("state",),
+        actions=("action",),
+        has_instruction=False,
     ),
 }
 
@@ -407,9 +495,6 @@ print(sum(int(frame.sum()) for frame in reader.read_frames(ref, "cam_high", np.a
 
 WITHOUT = {
     "carla-recorder": "records poses and no pixels",
-    "carla-garage": "no entry yet",
-    "rlds": "no entry yet",
-    "diffusion-policy": "no entry yet",
 }
 """Readers that no entry covers, and why."""
 

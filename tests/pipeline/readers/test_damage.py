@@ -27,6 +27,7 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
     "npy": lambda root: builders.write_npy(root / "run", 4, episode_ends=np.array([2, 4]), timestamp_s=np.arange(4.0)),
     "carla-garage": carla_writers.write_garage,
     "carla-recorder": carla_writers.write_recorder,
+    "carla-dump": carla_writers.write_dump,
 }
 JSON_PIECES = (
     b"null",

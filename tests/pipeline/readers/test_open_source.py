@@ -30,6 +30,7 @@ WRITERS = {
     "robomimic": lambda root: hdf5_builders.write_robomimic(root / "demo.hdf5"),
     "carla-garage": carla_writers.write_garage,
     "carla-recorder": carla_writers.write_recorder,
+    "carla-dump": carla_writers.write_dump,
 }
 
 
