@@ -410,8 +410,15 @@ class _Conversion:
             signals=plan.bindings.signals,
             quarantined={reason: reasons.count(reason) for reason in dict.fromkeys(reasons)},
             problems=tuple(sorted(fault_line(source, fault) for source, fault in faults))[:20],
-            notes=tuple(note for source in self.sources for note in source.index.notes),
+            notes=(*(note for source in self.sources for note in source.index.notes), *self._vehicle_notes(plan)),
         )
+
+    def _vehicle_notes(self, plan: Plan) -> tuple[str, ...]:
+        if self.recipe.planner is None:
+            return ()
+        from pipeline.planner_rows import vehicle_notes
+
+        return vehicle_notes(self.recipe.planner, (episode.ref for episode in plan.episodes))
 
 
 def _disk_error(error: OSError, root: Path) -> HeadraceError:

@@ -1,5 +1,6 @@
 """Stage 6 of the walk for planner datasets: tracks and map of an episode become the tensors of its samples."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from schemas.planner import PlannerParams
 from schemas.recipe import PlannerRecipe
 from schemas.source import EpisodeRef
 from schemas.tracks import Tracks
+from schemas.vehicles import Axles, vehicle_axles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +31,10 @@ class Samples:
     tracks: Tracks
 
 
-def planner_params(recipe: PlannerRecipe, rate_hz: float) -> PlannerParams:
-    """Return the sizes and constants that a recipe asks for."""
+def planner_params(recipe: PlannerRecipe, rate_hz: float, ego_model: str = "") -> PlannerParams:
+    """Return the sizes and constants that a recipe asks for, with the axles of the ego's model where it leaves them open."""
+    usual = PlannerParams()
+    axles = vehicle_axles(ego_model) or Axles(rear_m=usual.rear_axle[0], wheel_base_m=usual.wheel_base_m)
     return PlannerParams(
         rate_hz=rate_hz,
         past_steps=recipe.past_steps,
@@ -39,8 +43,22 @@ def planner_params(recipe: PlannerRecipe, rate_hz: float) -> PlannerParams:
         num_static=recipe.num_static,
         num_lanes=recipe.num_lanes,
         num_route_lanes=recipe.num_route_lanes,
-        rear_axle=(recipe.rear_axle_m, 0.0, PlannerParams().rear_axle[2]),
-        wheel_base_m=recipe.wheel_base_m,
+        rear_axle=(recipe.rear_axle_m or axles.rear_m, 0.0, usual.rear_axle[2]),
+        wheel_base_m=recipe.wheel_base_m or axles.wheel_base_m,
+    )
+
+
+def vehicle_notes(recipe: PlannerRecipe, refs: Iterable[EpisodeRef]) -> tuple[str, ...]:
+    """Say of which recorded models of the ego the axles are not known, where the recipe leaves them open."""
+    if recipe.rear_axle_m and recipe.wheel_base_m:
+        return ()
+    models = dict.fromkeys(str(ref.details.get("ego_type", "")) for ref in refs)
+    unknown = [model for model in models if model and vehicle_axles(model) is None]
+    usual = planner_params(recipe, 10.0)
+    return tuple(
+        f"the axles of {model} are not known: took a rear axle at {usual.rear_axle[0]:g} m and a wheelbase of {usual.wheel_base_m:g} m; "
+        "set rear_axle_m and wheel_base_m in [planner] for others"
+        for model in unknown
     )
 
 
@@ -68,8 +86,8 @@ def planner_samples(
     from tasks.planner_normalize import normalize_observation
     from tasks.planner_tracks import planner_anchors
 
-    params = planner_params(recipe, rate_hz)
     tracks = _read_tracks(_Held(reader, ref))
+    params = planner_params(recipe, rate_hz, tracks.ego_model)
     graph = load_map(map_path, tracks.town)
     scene = planner_scene(tracks, graph, params)
     anchors = planner_anchors(scene.tracks, params, stride=recipe.anchor_stride, min_distance_m=recipe.min_distance_m)

@@ -122,10 +122,10 @@ class PlannerRecipe:
     num_static: int = 5
     num_lanes: int = 70
     num_route_lanes: int = 25
-    rear_axle_m: float = -1.389
-    """Rear axle of the ego, forward of the vehicle's origin; the default is LEAD's for CARLA's Lincoln MKZ 2020."""
-    wheel_base_m: float = 3.089
-    """For the steering angle; the default is nuPlan's Pacifica, the contract's."""
+    rear_axle_m: float = 0.0
+    """Rear axle of the ego, forward of the vehicle's origin; 0 takes the recorded model's, or where that is not known the MKZ 2020's."""
+    wheel_base_m: float = 0.0
+    """For the steering angle; 0 takes the recorded model's, or where that is not known nuPlan's Pacifica's, the contract's."""
     normalize: str = "published"
     """``published`` stores observations normalised by Diffusion Planner's constants, ``none`` in their units."""
     codec: str = "zstd"
@@ -135,8 +135,12 @@ class PlannerRecipe:
         _one_of("normalize", self.normalize, PLANNER_NORMALIZE)
         _one_of("planner codec", self.codec, ("zstd", "raw"))
         counts = (self.anchor_stride, self.future_steps, self.num_agents, self.num_static, self.num_lanes)
-        if min(*counts, self.num_route_lanes) < 1 or self.past_steps < 0 or not self.wheel_base_m > 0:
+        if min(*counts, self.num_route_lanes) < 1 or self.past_steps < 0:
             raise RecipeError("expected planner sizes of 1 or more, found one below; correct [planner]")
+        if not (abs(self.rear_axle_m) < 100 and 0 <= self.wheel_base_m < 100):
+            raise RecipeError(
+                f"expected rear_axle_m within 100 m and wheel_base_m of 0 to 100 m, found {self.rear_axle_m} and {self.wheel_base_m}; correct [planner]"
+            )
         if not 0 <= self.min_distance_m < 1e6:
             raise RecipeError(f"expected a min_distance_m of 0 or more, found {self.min_distance_m}; correct [planner]")
 

@@ -85,6 +85,8 @@ class Tracks:
 
     town: str
     """Name of the map, such as ``Town01``; empty where the recording does not say."""
+    ego_model: str = ""
+    """CARLA's blueprint of the ego, such as ``vehicle.lincoln.mkz_2020``; empty where the recording does not say."""
     time_s: np.ndarray
     """``[step]``, increasing, from the episode's start."""
     source_step: np.ndarray

@@ -11,6 +11,7 @@ import numpy as np
 from pipeline.readers.carla_frames import (
     IMU_POSITION,
     actor_number,
+    box_size_m,
     finite_vector,
     flip_y,
     light_state,
@@ -31,7 +32,7 @@ Record = Mapping[str, Any]
 def annotation_tracks(ref: EpisodeRef, load: Callable[[int], Record]) -> Tracks:
     """Return the tracks of a clip, ``load`` giving the record of each step; a step that cannot be read is a fault and a gap."""
     builder = TrackBuilder()
-    size = (0.0, 0.0)
+    first: Record = {}
     for step in range(ref.num_steps):
         try:
             record = load(step)
@@ -40,11 +41,11 @@ def annotation_tracks(ref: EpisodeRef, load: Callable[[int], Record]) -> Tracks:
         except SourceError as error:
             builder.faults.append(fault_at(error, ref, step))
             continue
-        size = size if size[0] else _size(ego)
+        first = first or ego
         for box in record["bounding_boxes"]:
             _see(builder, box)
     builder.faults = join_faults(builder.faults)
-    return builder.build(town=str(ref.details.get("town", "")), rate_hz=RATE_HZ, size_m=size, imu=IMU_POSITION)
+    return builder.build(town=str(ref.details.get("town", "")), rate_hz=RATE_HZ, ego_box=first, imu=IMU_POSITION)
 
 
 def _ego_box(record: Record) -> Record:
@@ -78,12 +79,6 @@ def _ego_step(step: int, record: Record, ego: Record) -> EgoStep:
     )
 
 
-def _size(box: Record) -> tuple[float, float]:
-    """Return full length and width; boxes give half of them."""
-    extent = finite_vector(box, "extent", 3)
-    return (0.0, 0.0) if extent is None else (2.0 * float(extent[0]), 2.0 * float(extent[1]))
-
-
 def _see(builder: TrackBuilder, box: object) -> None:
     if not isinstance(box, dict):
         return
@@ -106,7 +101,7 @@ def _see_actor(builder: TrackBuilder, box: Record, kind: ActorClass) -> None:
     heading = _heading(box)
     if center is None or heading is None:
         return  # nothing of it can be said; a later step may know it
-    length, width = _size(box)
+    length, width = box_size_m(box, kind)
     key = (box.get("class"), box.get("state"), str(box.get("id", center.round(2).tolist())))
     builder.see_actor(key, Actor(actor_number(key[-1]), kind, length, width), flip_y(center), heading)
 

@@ -5,12 +5,13 @@ velocities change the sign of y; yaw and pitch change theirs, and roll keeps its
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from schemas.tracks import ActorClass, LightState
+from schemas.vehicles import vehicle_size
 
 GRAVITY_M_S2 = 9.81
 IMU_POSITION = (-1.4, 0.0, 0.0)
@@ -101,7 +102,13 @@ def finite_vector(record: Mapping[str, Any], key: str, size: int) -> np.ndarray 
     return vector if vector.shape == (size,) and np.isfinite(vector).all() else None
 
 
-def sizes_m(boxes: Iterable[tuple[float, float] | None], classes: Iterable[ActorClass]) -> np.ndarray:
-    """Return ``[actor, 2]`` lengths and widths, a default where a box is unknown."""
-    rows = [box if box is not None else DEFAULT_SIZE_M.get(kind, (0.5, 0.5)) for box, kind in zip(boxes, classes)]
-    return np.array(rows, np.float64).reshape(-1, 2)
+def size_m(extent: np.ndarray | None, kind: ActorClass, blueprint: str = "") -> tuple[float, float]:
+    """Return full length and width by half of them, m; the blueprint's, else a usual one, where a recording has no sound box."""
+    if extent is not None and np.isfinite(extent[:2]).all() and (extent[:2] > 0).all():
+        return 2.0 * float(extent[0]), 2.0 * float(extent[1])
+    return vehicle_size(blueprint) or DEFAULT_SIZE_M.get(kind, (0.5, 0.5))
+
+
+def box_size_m(box: Mapping[str, Any], kind: ActorClass) -> tuple[float, float]:
+    """Return full length and width of a box with ``extent`` and ``type_id``, as Bench2Drive and carla_garage write them."""
+    return size_m(finite_vector(box, "extent", 3), kind, str(box.get("type_id", "")))

@@ -8,6 +8,7 @@ import numpy as np
 
 from pipeline.readers.carla_frames import (
     actor_number,
+    box_size_m,
     finite_vector,
     flip_y,
     light_state,
@@ -42,7 +43,7 @@ def route_tracks(
 ) -> Tracks:
     """Return the tracks of a route. A step without measurement is a gap, one without boxes has no actors; both are faults."""
     builder = TrackBuilder()
-    size = (0.0, 0.0)
+    ego_box: Record = {}
     for step in range(ref.num_steps):
         try:
             record = load(step)
@@ -66,11 +67,11 @@ def route_tracks(
             continue
         for box in boxes:
             if box.get("class") == "ego_car":
-                size = size if size[0] else _size(box)
+                ego_box = ego_box or box
             else:
                 _see(builder, box, matrix)
     builder.faults = join_faults(builder.faults)
-    return builder.build(town=str(ref.details.get("town", "")), rate_hz=rate_hz, size_m=size)
+    return builder.build(town=str(ref.details.get("town", "")), rate_hz=rate_hz, ego_box=ego_box)
 
 
 def _matrix(record: Record, key: str) -> np.ndarray | None:
@@ -113,11 +114,6 @@ def _box_matrix(box: Record, ego: np.ndarray) -> np.ndarray | None:
     return found
 
 
-def _size(box: Record) -> tuple[float, float]:
-    extent = finite_vector(box, "extent", 3)
-    return (0.0, 0.0) if extent is None else (2.0 * float(extent[0]), 2.0 * float(extent[1]))
-
-
 def _class_of(box: Record) -> ActorClass | None:
     kind, type_id = str(box.get("class", "")), str(box.get("type_id", ""))
     if kind == "car":
@@ -143,7 +139,7 @@ def _see(builder: TrackBuilder, box: Record, ego: np.ndarray) -> None:
     elif matrix is not None:
         position = flip_y(matrix[:3, 3])
         key = (kind, box["id"] if isinstance(box.get("id"), int) else tuple(position.round(1).tolist()))
-        length, width = _size(box)
+        length, width = box_size_m(box, name)
         actor = Actor(actor_number(key[1]), name, length, width)
         builder.see_actor(key, actor, position, float(matrix_rotation(matrix)[2]))
 

@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from pipeline.readers import carla_log as log
-from pipeline.readers.carla_frames import LIGHT_STATES, flip_y, rotation_rad, sizes_m, static_class, vehicle_class
+from pipeline.readers.carla_frames import LIGHT_STATES, flip_y, rotation_rad, size_m, static_class, vehicle_class
 from pipeline.readers.carla_log import Added
 from schemas.errors import Reason, SourceError
 from schemas.tracks import ActorClass, LightState, Tracks
@@ -163,13 +163,16 @@ def recording_tracks(recording: Recording, ego_id: int, town: str) -> Tracks:
     position, rotation = flip_y(pose[..., :3]) / 100.0, rotation_rad(pose[..., 3], pose[..., 4], pose[..., 5])
     velocity = _velocity(recording, every, position, present, time_s)
     classes = [_class_of(lives[n]) for n in moving]
-    boxes = [_box_size(lives[n]) for n in every.tolist()]
-    (ego_length, ego_width), *_ = sizes_m(boxes[:1], [ActorClass.VEHICLE])
-    size = sizes_m(boxes[1:], classes)
+    (ego_length, ego_width), *sizes = [
+        size_m(_box_extent(lives[n]), kind, lives[n].actor.blueprint)
+        for n, kind in zip(every.tolist(), [ActorClass.VEHICLE, *classes])
+    ]
+    size = np.array(sizes, np.float64).reshape(-1, 2)
     shift = np.array([_box_origin(lives[n]) for n in moving]).reshape(-1, 3)
     center = position[:, 1:] + turn_vectors(rotation[:, 1:], np.broadcast_to(shift, position[:, 1:].shape))
     return Tracks(
         town=town,
+        ego_model=lives[ego].actor.blueprint,
         time_s=time_s,
         source_step=np.arange(len(time_s)),
         is_interpolated=np.zeros(len(time_s), np.bool_),
@@ -206,15 +209,16 @@ def _class_of(life: Life) -> ActorClass:
     return static_class(actor.attributes.get("mesh_path", "") or actor.blueprint)
 
 
-def _box_size(life: Life) -> tuple[float, float] | None:
+def _box_extent(life: Life) -> np.ndarray | None:
+    """Return half of length, width and height, m; None where the log has no sound box."""
     if life.box is None or not np.isfinite(life.box).all() or not (life.box[3:5] > 0).all():
         return None
-    return 2.0 * life.box[3] / 100.0, 2.0 * life.box[4] / 100.0
+    return life.box[3:] / 100.0
 
 
 def _box_origin(life: Life) -> np.ndarray:
     """Return the box's centre from the actor's origin, m; the origin itself where the log has no sound box."""
-    known = _box_size(life) is not None and life.box is not None
+    known = _box_extent(life) is not None and life.box is not None
     return flip_y(life.box[:3]) / 100.0 if known and life.box is not None else np.zeros(3)
 
 

@@ -1,11 +1,12 @@
 """Tracks out of records that list, step by step, what was seen: Bench2Drive's and carla_garage's boxes."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from pipeline.readers.carla_frames import box_size_m
 from schemas.errors import Reason, SourceError
 from schemas.source import Fault
 from schemas.tracks import ActorClass, LightState, Tracks
@@ -76,9 +77,12 @@ class TrackBuilder:
         self.states.append((len(self.ego) - 1, row, state))
 
     def build(
-        self, *, town: str, rate_hz: float, size_m: tuple[float, float], imu: tuple[float, ...] = (0.0, 0.0, 0.0)
+        self, *, town: str, rate_hz: float, ego_box: Mapping[str, Any], imu: tuple[float, ...] = (0.0, 0.0, 0.0)
     ) -> Tracks:
-        """Make the tracks; velocities and, without an IMU at ``imu``, accelerations come by difference."""
+        """Make the tracks; velocities and, without an IMU at ``imu``, accelerations come by difference.
+
+        Model and size of the ego are those of ``ego_box``, which may be empty.
+        """
         if not self.ego:
             raise SourceError(
                 "expected a step with the ego's pose, found none; record the episode again", Reason.EMPTY_EPISODE
@@ -87,14 +91,16 @@ class TrackBuilder:
         time_s = source_step / rate_hz
         everywhere = np.ones(len(time_s), np.bool_)
         velocity = self._ego_velocity(time_s)
+        length_m, width_m = box_size_m(ego_box, ActorClass.VEHICLE)
         return Tracks(
             town=town,
+            ego_model=str(ego_box.get("type_id", "")),
             time_s=time_s,
             source_step=source_step,
             is_interpolated=np.zeros(len(time_s), np.bool_),
             is_break=np.zeros(len(time_s), np.bool_),
-            ego_length_m=size_m[0],
-            ego_width_m=size_m[1],
+            ego_length_m=length_m,
+            ego_width_m=width_m,
             ego_valid=everywhere,
             ego_position=np.array([ego.position for ego in self.ego], np.float64),
             ego_rotation=np.array([ego.rotation for ego in self.ego], np.float64),

@@ -32,6 +32,7 @@ def dataset(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("planner") / "out"
     report = run(out, shard_steps=64)  # four shards, so that episodes cross them
     assert report.total_steps == 248
+    assert [note.split(":")[0] for note in report.notes] == ["the axles of vehicle.lincoln.mkz_2017 are not known"]
     return out
 
 

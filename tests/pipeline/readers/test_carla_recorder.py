@@ -62,7 +62,7 @@ def test_tracks_hold_every_actor_with_its_class_box_and_life(tmp_path):
     reader = reader_of(tmp_path, w.small_log())
     (ref,) = reader.index().episodes
     tracks = reader.read_tracks(ref)
-    assert tracks.town == "Town05"
+    assert (tracks.town, tracks.ego_model) == ("Town05", "vehicle.lincoln.mkz_2020")
     np.testing.assert_allclose(tracks.time_s, [0, 0.05, 0.11, 0.16, 0.22, 0.27])
     np.testing.assert_array_equal(tracks.actor_id, [w.CAR, w.BIKE, w.WALKER, w.CONE])
     kinds = [ActorClass.VEHICLE, ActorClass.BICYCLE, ActorClass.PEDESTRIAN, ActorClass.TRAFFIC_CONE]
