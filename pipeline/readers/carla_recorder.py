@@ -4,9 +4,10 @@
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, ClassVar
@@ -134,10 +135,7 @@ class CarlaRecorderReader:
 
     def read_recording(self, ref: EpisodeRef, stop: int) -> Recording:
         """Parse the first ``stop`` frames of a log."""
-        path = ref.details["file"]
-        with _open_log(self.root, path) as (file, nbytes):
-            read_header(file)
-            return read_recording(file, nbytes, min(stop, ref.num_steps))
+        return _parse(self.root, ref.details["file"], min(stop, ref.num_steps))
 
     def read_tracks(self, ref: EpisodeRef) -> Tracks:
         """Return the tracks of all vehicles, walkers and props, and the states of all lights, at the recorded frames."""
@@ -145,11 +143,10 @@ class CarlaRecorderReader:
             return recording_tracks(self.read_recording(ref, ref.num_steps), ref.details["ego_id"], ref.details["town"])
 
     def read_signals(self, ref: EpisodeRef, names: Sequence[str], steps: np.ndarray) -> SignalBlock:
-        """Return rows of ``names`` at ``steps``; the log is parsed up to the last of them."""
+        """Return rows of ``names`` at ``steps``. A log is parsed once a process, a damaged one up to the last of ``steps``."""
         wanted = [ref.signal(name).name for name in names]
         steps = np.asarray(steps, np.int64)
-        recording = self.read_recording(ref, int(steps.max()) + 1 if len(steps) else 0)
-        rows = recording.ego_signals(ref.details["ego_id"])
+        rows = self._ego_rows(ref, int(steps.max()) + 1 if len(steps) else 0)
         values = {name: rows[name][steps] for name in {*wanted, "timestamp_s"}}
         absent = np.unique(steps[np.isnan(rows["ego_position"][steps, 0])])
         faults = tuple(
@@ -158,6 +155,15 @@ class CarlaRecorderReader:
             for run in np.split(absent, np.flatnonzero(np.diff(absent) > 1) + 1) if len(run) and set(wanted) - {"timestamp_s", "simulator_frame"}
         )  # fmt: skip
         return SignalBlock(values=values, faults=faults)
+
+    def _ego_rows(self, ref: EpisodeRef, stop: int) -> Mapping[str, np.ndarray]:
+        path = ref.details["file"]
+        with _open_log(self.root, path) as (file, nbytes):
+            version = nbytes, os.fstat(file.fileno()).st_mtime_ns
+        try:
+            return _whole_ego_rows(self, path, (ref.num_steps, ref.details["ego_id"]), version)
+        except SourceError:  # what lies before the damage is served
+            return self.read_recording(ref, stop).ego_signals(ref.details["ego_id"])
 
     def read_frames(self, ref: EpisodeRef, view: str, steps: np.ndarray) -> Iterator[Frame]:
         """Refuse: a recorder log has no views."""
@@ -171,6 +177,24 @@ class CarlaRecorderReader:
     def files(self, ref: EpisodeRef) -> Iterator[Path]:
         """Name the log."""
         yield Path(ref.details["file"])
+
+
+def _parse(root: Path, path: str, num_steps: int) -> Recording:
+    with _open_log(root, path) as (file, nbytes):
+        read_header(file)
+        return read_recording(file, nbytes, num_steps)
+
+
+@lru_cache(maxsize=8)
+def _whole_ego_rows(
+    reader: CarlaRecorderReader, path: str, ego: tuple[int, int], version: tuple[int, int]
+) -> Mapping[str, np.ndarray]:
+    """Return the signals of a whole log; kept by process, since each block of an episode asks for them. 0.2 kB a frame."""
+    num_steps, ego_id = ego
+    rows = _parse(reader.root, path, num_steps).ego_signals(ego_id)
+    for values in rows.values():
+        values.setflags(write=False)
+    return rows
 
 
 def _key(path: str) -> str:

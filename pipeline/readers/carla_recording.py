@@ -80,7 +80,7 @@ class Recording:
             life.trigger = np.concatenate([row["origin"], row["extent"]]).astype(np.float64)
 
     def dense(self, kind: int, names: tuple[str, ...], lives: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return ``float64[step, life, columns]`` of these lives' rows, 0 where there is none, and where there is one."""
+        """Return ``float64[step, life, columns]`` of these lives' rows, 0 where there is no finite one, and where there is one."""
         slot = np.full(len(self.lives) + 1, -1, np.int64)
         slot[lives] = np.arange(len(lives))
         width = sum(log.ROWS[kind][name].shape[0] if log.ROWS[kind][name].shape else 1 for name in names)
@@ -91,8 +91,10 @@ class Recording:
             kept = slots >= 0
             chosen = rows[kept]
             columns = [chosen[name] if chosen[name].ndim == 2 else chosen[name][:, None] for name in names]
-            values[step, slots[kept]] = np.concatenate(columns, axis=1)
-            present[step, slots[kept]] = True
+            found = np.concatenate(columns, axis=1).astype(np.float64)
+            is_finite = np.isfinite(found).all(axis=1)
+            values[step, slots[kept][is_finite]] = found[is_finite]
+            present[step, slots[kept][is_finite]] = True
         return values, present
 
     def ego_signals(self, ego_id: int) -> dict[str, np.ndarray]:
