@@ -23,6 +23,7 @@ ON_ERROR = ("raise", "skip")
 
 Batch = dict[str, Any]
 Arrays = Mapping[str, np.ndarray]
+Texts = Mapping[str, list[str]]
 
 _MIN_SLICE = 16
 """Samples a thread takes at a time at least: handing over costs about as much as reading one."""
@@ -41,13 +42,20 @@ class Samples(Protocol):
         """Equal where the same number is the same sample."""
 
     @property
+    def steps(self) -> Int64[np.ndarray, " sample"]:
+        """Where each sample lies in its dataset: a step, ascending."""
+
+    @property
     def layout(self) -> Layout:
         """Arrays of a batch."""
 
     def fill(self, samples: Int64[np.ndarray, " batch"], arrays: Arrays) -> None:
         """Fill ``arrays[name][i]`` with what belongs to ``samples[i]``; called from several threads at once."""
 
-    def assemble(self, samples: Int64[np.ndarray, " batch"], arrays: Arrays) -> Batch:
+    def texts(self, samples: Int64[np.ndarray, " batch"]) -> dict[str, list[str]]:
+        """Return what ``samples`` have beside arrays, such as an instruction each."""
+
+    def assemble(self, arrays: Arrays, texts: Texts) -> Batch:
         """Return the batch as the training loop expects it, without copying ``arrays``."""
 
 
@@ -255,7 +263,7 @@ class BatchLoader:
             arrays = {name: array[~bad] for name, array in arrays.items()}
         if not len(samples):
             return []
-        batch = self.samples.assemble(samples, arrays)
+        batch = self.samples.assemble(arrays, self.samples.texts(samples))
         if self.sampler.partition.tail == "pad":
             batch["is_repeat"] = np.arange(len(samples)) >= num_new
         return [batch]

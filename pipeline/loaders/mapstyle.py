@@ -48,7 +48,7 @@ class MultiViewDataset:
             raise IndexError(f"expected samples in [0, {len(self)}), found {list(samples)[:8]}")
         arrays = {name: np.empty((len(wanted), *shape), dtype) for name, (shape, dtype) in self.samples.layout.items()}
         self.samples.fill(wanted, arrays)
-        return SampleList(self.samples.assemble(wanted, arrays), len(wanted))
+        return SampleList(self.samples.assemble(arrays, self.samples.texts(wanted)), len(wanted))
 
     @staticmethod
     def collate(samples: "SampleList") -> dict[str, Any]:

@@ -1,25 +1,21 @@
 """Frames of several views, state, action chunks and instruction: what a Pi0-style training loop takes."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
 
+from pipeline.loaders.anchors import AnchoredSamples, ReadOptions
 from pipeline.loaders.buffers import Layout
-from pipeline.loaders.delivery import Arrays, Batch, BatchLoader
+from pipeline.loaders.dataset_loader import DatasetLoader
+from pipeline.loaders.delivery import Arrays, Batch, Texts
 from pipeline.loaders.frames import View, view_names
 from pipeline.loaders.prompts import Prompts
-from pipeline.loaders.reader import DatasetReader
-from pipeline.loaders.sampler import EpochSampler, FullShuffle, InOrder, rank_and_world_size
 from pipeline.loaders.vectors import Vectors
-from pipeline.store.atomic import xxh3_hex
-from schemas.errors import DatasetError, HeadraceError, UsageError
-from tasks.order import Partition
+from schemas.errors import UsageError
 from tasks.transforms import Transform
 
 NORMALIZE = ("", "zscore", "quantile")
@@ -28,7 +24,7 @@ _log = logging.getLogger("headrace.loaders")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleOptions:
+class SampleOptions(ReadOptions):
     """What a sample is."""
 
     horizon: int = 50
@@ -52,8 +48,6 @@ class SampleOptions:
     prompt_seed: int | None = None
     """Give each sample one of its episode's instructions, chosen by this seed and the step, where they are several
     for one task (as in DROID); None gives the step's own."""
-    check: str = "always"
-    """Which checksums to compute: see :class:`~pipeline.loaders.reader.DatasetReader`."""
 
     def __post_init__(self) -> None:
         if self.horizon < 1 or self.action_dim < 0:
@@ -67,7 +61,7 @@ class SampleOptions:
             raise UsageError("expected normalize_images or physical, found both; leave one out")
 
 
-class MultiViewSamples:
+class MultiViewSamples(AnchoredSamples):
     """The samples of a dataset: one a step that may be served, as openpi's ``Observation.from_dict`` takes them.
 
     Parameters
@@ -84,7 +78,7 @@ class MultiViewSamples:
     """
 
     def __init__(self, path: str | Path, options: SampleOptions) -> None:
-        self.reader = DatasetReader(path, check=options.check)
+        super().__init__(path, options)
         self.horizon = options.horizon
         convert = "symmetric" if options.normalize_images else "pixels" if options.physical else ""
         self._views = [View.of(self.reader, name, convert=convert) for name in options.views or view_names(self.reader)]
@@ -93,14 +87,7 @@ class MultiViewSamples:
         if max(self._widths) > options.action_dim > 0:
             message = "state or actions are wider than action_dim %d and stay as they are: %s"
             _log.warning(message, options.action_dim, list(self._widths))
-        self.anchors = find_anchors(self.reader)
-        self.fingerprint = xxh3_hex(self.anchors.view(np.uint8).data)
         self._prompts = Prompts.read(self.reader, options.default_prompt, options.prompt_seed)
-
-    @property
-    def num(self) -> int:
-        """Number of samples."""
-        return len(self.anchors)
 
     @property
     def layout(self) -> Layout:
@@ -123,60 +110,35 @@ class MultiViewSamples:
         self._vectors.fill(steps, state=arrays["state"], actions=arrays["actions"], is_pad=arrays["actions_is_pad"])
         for view in self._views:
             arrays[f"image_mask/{view.name}"][:] = view.mask[steps]
-            try:
-                view.fill(self.reader, steps, arrays[f"image/{view.name}"])
-            except HeadraceError as error:
-                self._name_episode(error)
-                raise
+            view.fill(self.reader, steps, arrays[f"image/{view.name}"])
 
-    def assemble(self, samples: Int64[np.ndarray, " batch"], arrays: Arrays) -> Batch:
+    def texts(self, samples: Int64[np.ndarray, " batch"]) -> dict[str, list[str]]:
+        """Return the instruction of each sample, as ``prompt``."""
+        return {"prompt": self._prompts.of(self.anchors[samples])}
+
+    def assemble(self, arrays: Arrays, texts: Texts) -> Batch:
         """Return the batch as ``Observation.from_dict`` takes it, with ``actions``, ``actions_is_pad`` and ``index``."""
         return {
             "image": {view.name: arrays[f"image/{view.name}"] for view in self._views},
             "image_mask": {view.name: arrays[f"image_mask/{view.name}"] for view in self._views},
             "state": arrays["state"],
             "actions": arrays["actions"],
-            "prompt": self._prompts.of(self.anchors[samples]),
+            "prompt": texts["prompt"],
             "actions_is_pad": arrays["actions_is_pad"],
             "index": arrays["index"],
         }
 
-    def _name_episode(self, error: HeadraceError) -> None:
-        step = error.where.get("steps")
-        if isinstance(step, int):
-            with suppress(DatasetError):  # of the table of episodes: what was wrong first is what counts
-                error.where = {"episode": self.reader.episode_of(step), **error.where}
 
-
-class MultiViewLoader(BatchLoader):
-    """Batches of a dataset as openpi's ``Observation.from_dict`` takes them, in an order that survives restarts.
+class MultiViewLoader(DatasetLoader):
+    """Batches of a dataset as openpi's ``Observation.from_dict`` takes them.
 
     A batch is ``{"image": {view: uint8[b, h, w, 3]}, "image_mask": {view: bool[b]}, "state": float32[b, action_dim],
     "actions": float32[b, horizon, action_dim], "prompt": list of b str, "actions_is_pad": bool[b, horizon],
     "index": int64[b]}``; ``index`` are step numbers of the dataset. A view that a step does not have is zero, its
-    mask False. Batches may be kept: their memory is reused only once nothing refers to it.
+    mask False.
 
-    Every ``(seed, epoch)`` has one order, the same for any number of threads and ranks. A global batch is the next
-    ``batch_size * world_size`` samples of it, and each rank takes ``batch_size`` in a row of those.
-
-    Parameters
-    ----------
-    path
-        Folder of a finished dataset.
-    batch_size
-        Samples of a batch on this rank.
-    seed, shuffle
-        The order of each epoch: by the seed, or as recorded.
-    rank, world_size
-        Which share is this process's; by default from the environment (``RANK``, ``WORLD_SIZE``), else all.
-    tail
-        What becomes of the last global batch where it is short: ``drop`` it; ``keep`` it as it is, so that ranks may
-        differ by one sample (and the last batch of a rank may be missing); ``pad`` it from the beginning of the order,
-        with ``is_repeat`` (bool[b]) in each batch.
-    threads, prefetch, on_error
-        See :class:`~pipeline.loaders.delivery.BatchLoader`.
-    **options
-        Fields of :class:`SampleOptions`: what a sample is.
+    Parameters are those of :class:`~pipeline.loaders.dataset_loader.DatasetLoader`, its options the fields of
+    :class:`SampleOptions`.
 
     Examples
     --------
@@ -186,48 +148,5 @@ class MultiViewLoader(BatchLoader):
     ...         train(Observation.from_dict(batch), batch["actions"])
     """
 
-    def __init__(  # noqa: PLR0913 - a keyword is an option, as in torch's DataLoader
-        self,
-        path: str | Path,
-        batch_size: int,
-        *,
-        seed: int = 0,
-        shuffle: bool = True,
-        rank: int | None = None,
-        world_size: int | None = None,
-        tail: str = "drop",
-        threads: int = 2,
-        prefetch: int = 2,
-        on_error: str = "raise",
-        **options: Any,
-    ) -> None:
-        rank, world_size = rank_and_world_size(rank, world_size)
-        samples = MultiViewSamples(path, SampleOptions(**options))
-        partition = Partition(num=samples.num, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail)
-        order = FullShuffle(samples.num, seed) if shuffle else InOrder(samples.num)
-        super().__init__(samples, EpochSampler(order, partition), threads=threads, prefetch=prefetch, on_error=on_error)
-        self._recipe = (path, batch_size, {"seed": seed, "shuffle": shuffle, "rank": rank, "world_size": world_size})
-        self._options = {"tail": tail, "threads": threads, "prefetch": prefetch, "on_error": on_error, **options}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        path, batch_size, order = self._recipe
-        return _remake, (path, batch_size, {**order, **self._options}, self.state_dict())
-
-
-def find_anchors(reader: DatasetReader) -> Int64[np.ndarray, " sample"]:
-    """Return the steps that are samples: valid ones, and of those the ones that ``is_anchor`` names, if there is one."""
-    is_sample = reader.rows("valid")
-    if "is_anchor" in reader.info.arrays:
-        is_sample = is_sample & reader.rows("is_anchor")
-    anchors = np.flatnonzero(is_sample)
-    if not anchors.size:
-        raise DatasetError(
-            f"expected at least one step to serve, found none of {reader.num_steps} valid; see the quarantine table"
-        )
-    return anchors
-
-
-def _remake(path: Any, batch_size: int, options: Any, state: Mapping[str, Any]) -> MultiViewLoader:
-    loader = MultiViewLoader(path, batch_size, **options)
-    loader.load_state_dict(state)
-    return loader
+    samples_type = MultiViewSamples
+    options_type = SampleOptions

@@ -8,21 +8,18 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
+from pipeline.loaders.anchors import AnchoredSamples, ReadOptions
 from pipeline.loaders.buffers import Layout
-from pipeline.loaders.delivery import Arrays, Batch, BatchLoader
-from pipeline.loaders.multiview import find_anchors
-from pipeline.loaders.reader import DatasetReader
-from pipeline.loaders.sampler import EpochSampler, FullShuffle, InOrder, rank_and_world_size
-from pipeline.store.atomic import xxh3_hex
+from pipeline.loaders.dataset_loader import DatasetLoader
+from pipeline.loaders.delivery import Arrays, Batch, Texts
 from schemas.errors import DatasetError, UsageError
 from schemas.planner import NORMALIZATION, TENSORS
-from tasks.order import Partition
 
 _CUT = {"neighbor_agents_past": "past_neighbor_num", "neighbor_agents_future": "predicted_neighbor_num"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannerOptions:
+class PlannerOptions(ReadOptions):
     """What a planner sample is."""
 
     past_neighbor_num: int = 32
@@ -33,8 +30,6 @@ class PlannerOptions:
     """Steps of both futures."""
     physical: bool = False
     """Hand out observations in their units also where they are stored normalised, as Diffusion Planner's own files hold them."""
-    check: str = "always"
-    """Which checksums to compute: see :class:`~pipeline.loaders.reader.DatasetReader`."""
 
     def __post_init__(self) -> None:
         if min(self.past_neighbor_num, self.predicted_neighbor_num, self.future_len) < 1:
@@ -43,7 +38,7 @@ class PlannerOptions:
             )
 
 
-class PlannerSamples:
+class PlannerSamples(AnchoredSamples):
     """The samples of a planner dataset: one a step that ``is_anchor`` names.
 
     Raises
@@ -53,14 +48,12 @@ class PlannerSamples:
     """
 
     def __init__(self, path: str | Path, options: PlannerOptions) -> None:
-        self.reader = DatasetReader(path, check=options.check)
+        super().__init__(path, options)
         missing = [name for name in TENSORS if name not in self.reader.info.arrays]
         if missing:
             raise DatasetError(
                 f"expected the planner's tensors, found none called {missing}; convert with --recipe diffusion-planner"
             )
-        self.anchors = find_anchors(self.reader)
-        self.fingerprint = xxh3_hex(self.anchors.view(np.uint8).data)
         stored = self.reader.info.recipe["planner"]["normalize"] == "published"
         self._scaled = tuple(NORMALIZATION) if options.physical and stored else ()
         self._shapes = {name: self._shape(name, options) for name in TENSORS}
@@ -78,11 +71,6 @@ class PlannerSamples:
                 f"expected at most {list(stored)} of {name}, found {shape}; ask for fewer, or convert with more"
             )
         return tuple(shape)
-
-    @property
-    def num(self) -> int:
-        """Number of samples."""
-        return len(self.anchors)
 
     @property
     def layout(self) -> Layout:
@@ -111,49 +99,23 @@ class PlannerSamples:
             for name, rows in denormalize_observation({name: arrays[name] for name in self._scaled}).items():
                 arrays[name][...] = rows
 
-    def assemble(self, samples: Int64[np.ndarray, " batch"], arrays: Arrays) -> Batch:
+    def assemble(self, arrays: Arrays, texts: Texts) -> Batch:
         """Return the batch: the eleven tensors by name, in Diffusion Planner's order, and ``index``."""
         return {**{name: arrays[name] for name in TENSORS}, "index": arrays["index"]}
 
 
-class PlannerLoader(BatchLoader):
+class PlannerLoader(DatasetLoader):
     """Batches of Diffusion Planner's eleven tensors by name, in the order in which its dataset returns them.
 
     ``tuple(batch[name] for name in TENSORS)`` is the tuple that its training loop unpacks. Observations come normalised
     where the dataset stores them so, futures in metres and radians.
 
-    Parameters
-    ----------
-    path
-        Folder of a dataset made with a planner recipe.
-    batch_size
-        Samples of this rank's batch.
-    seed, shuffle, rank, world_size, tail, threads, prefetch, on_error
-        As for :class:`~pipeline.loaders.multiview.MultiViewLoader`.
-    options
-        Fields of :class:`PlannerOptions`.
+    Parameters are those of :class:`~pipeline.loaders.dataset_loader.DatasetLoader`, its options the fields of
+    :class:`PlannerOptions`.
     """
 
-    def __init__(  # noqa: PLR0913 - a keyword is an option, as in torch's DataLoader
-        self,
-        path: str | Path,
-        batch_size: int,
-        *,
-        seed: int = 0,
-        shuffle: bool = True,
-        rank: int | None = None,
-        world_size: int | None = None,
-        tail: str = "drop",
-        threads: int = 2,
-        prefetch: int = 2,
-        on_error: str = "raise",
-        **options: Any,
-    ) -> None:
-        rank, world_size = rank_and_world_size(rank, world_size)
-        samples = PlannerSamples(path, PlannerOptions(**options))
-        order = FullShuffle(samples.num, seed) if shuffle else InOrder(samples.num)
-        partition = Partition(num=samples.num, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail)
-        super().__init__(samples, EpochSampler(order, partition), threads=threads, prefetch=prefetch, on_error=on_error)
+    samples_type = PlannerSamples
+    options_type = PlannerOptions
 
 
 class PlannerDataset:

@@ -6,6 +6,7 @@ checksum, straight into the batch. A memory map would save the call, and kill th
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ class DatasetReader:
         self._handles = FileHandles(self.info.root)
         self._rows: dict[str, np.ndarray] = {}
         self._chunks: dict[str, ChunkTable] = {}
+        self._episode_keys: Any = None
 
     @property
     def num_steps(self) -> int:
@@ -120,12 +122,16 @@ class DatasetReader:
             if not isinstance(error.where.get("steps"), int):  # of a whole file: name the first step wanted of it
                 shard = shards[paths.index(str(error.where["file"]))]
                 error.where = _where(spec, next(step for step in wanted if step // spec.shard_steps == shard))
+            with suppress(DatasetError):  # of the table of episodes: what was wrong first is what counts
+                error.where = {"episode": self.episode_of(int(str(error.where["steps"]))), **error.where}
             raise
 
     def episode_of(self, step: int) -> str:
         """Return the key of the episode that a step belongs to."""
         row = int(np.searchsorted(self.rows("episode_ends"), step, side="right"))
-        return str(self.table("episodes", ["key"])["key"][row].as_py())
+        if self._episode_keys is None:
+            self._episode_keys = self.table("episodes", ["key"])["key"]
+        return str(self._episode_keys[row].as_py())
 
     def table(self, name: str, columns: list[str] | None = None) -> Any:
         """Return a table of the dataset as ``pyarrow.Table``, verified."""

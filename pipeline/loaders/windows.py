@@ -3,26 +3,25 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int64
 
+from pipeline.loaders.anchors import ReadOptions, servable_steps
 from pipeline.loaders.buffers import Layout
-from pipeline.loaders.delivery import Arrays, Batch, BatchLoader
+from pipeline.loaders.dataset_loader import DatasetLoader
+from pipeline.loaders.delivery import Arrays, Batch, Texts
 from pipeline.loaders.frames import FRAMES, View, view_names
 from pipeline.loaders.reader import DatasetReader
-from pipeline.loaders.sampler import EpochSampler, FullShuffle, InOrder, rank_and_world_size
 from pipeline.store.atomic import xxh3_hex
 from schemas.errors import DatasetError, UsageError
-from tasks.order import Partition
 from tasks.windows import Windows, diffuser_windows, padded_windows, split_at_invalid, window_rows, window_steps
 
 LAYOUTS = ("diffusion-policy", "diffuser")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WindowOptions:
+class WindowOptions(ReadOptions):
     """What a window is."""
 
     layout: str = "diffusion-policy"
@@ -45,8 +44,6 @@ class WindowOptions:
     """Diffuser's ``max_path_length``; 0 for episodes of any length."""
     use_padding: bool = True
     """Whether Diffuser's windows may end after their episode."""
-    check: str = "always"
-    """Which checksums to compute: see :class:`~pipeline.loaders.reader.DatasetReader`."""
 
     def __post_init__(self) -> None:
         if self.layout not in LAYOUTS:
@@ -102,6 +99,12 @@ class WindowSamples:
         return self.windows.num
 
     @property
+    def steps(self) -> Int64[np.ndarray, " window"]:
+        """The first step of each window that lies in its episode, ascending."""
+        firsts, lows, _ = self.windows.at(np.arange(self.windows.num))
+        return np.maximum(firsts, lows)
+
+    @property
     def layout(self) -> Layout:
         """Arrays of a batch, flat."""
         horizon, num_obs = self.options.horizon, self._num_obs
@@ -144,7 +147,11 @@ class WindowSamples:
             view.fill(self.reader, window, frames)
             np.divide(np.moveaxis(frames, -1, 1), np.float32(255), out=out[row], dtype=np.float32)
 
-    def assemble(self, samples: Int64[np.ndarray, " batch"], arrays: Arrays) -> Batch:
+    def texts(self, samples: Int64[np.ndarray, " batch"]) -> dict[str, list[str]]:
+        """Return nothing: a batch is its arrays."""
+        return {}
+
+    def assemble(self, arrays: Arrays, texts: Texts) -> Batch:
         """Return the batch as the policy expects it."""
         if self.is_diffuser:
             observations = [arrays[f"obs/{key}"] for key in self._signals]
@@ -163,7 +170,7 @@ class WindowSamples:
 
     def _find(self) -> Windows:
         options = self.options
-        bounds = split_at_invalid(self.reader.rows("episode_ends"), self.reader.rows("valid"))
+        bounds = split_at_invalid(self.reader.rows("episode_ends"), servable_steps(self.reader, options.filter))
         if self.is_diffuser:
             return diffuser_windows(
                 bounds, options.horizon, max_steps=options.max_steps, use_padding=options.use_padding
@@ -177,8 +184,8 @@ class WindowSamples:
         return {**{name: FRAMES + name for name in names}, **signals}
 
 
-class WindowLoader(BatchLoader):
-    """Windows of a dataset in batches, as Diffusion Policy or Diffuser takes them, in an order that survives restarts.
+class WindowLoader(DatasetLoader):
+    """Windows of a dataset in batches, as Diffusion Policy or Diffuser takes them.
 
     A batch of Diffusion Policy is ``{"obs": {key: uint8[b, t, h, w, 3] or float32[b, t, 3, h, w] or float32[b, t, dim]},
     "action": float32[b, horizon, dim]}``, with ``obs_mask`` (``{key: bool[b, t]}``, False where a view has no frame and
@@ -187,50 +194,16 @@ class WindowLoader(BatchLoader):
     (int64[b], the window's first step, which may lie before its episode). Values are in the dataset's units: normalise
     by ``headrace stats``, as the policies do themselves.
 
-    Parameters
-    ----------
-    path
-        Folder of a finished dataset.
-    batch_size
-        Windows of a batch on this rank.
-    seed, shuffle, rank, world_size, tail
-        As for :class:`~pipeline.loaders.multiview.MultiViewLoader`.
-    threads, prefetch, on_error
-        See :class:`~pipeline.loaders.delivery.BatchLoader`.
-    **options
-        Fields of :class:`WindowOptions`: what a window is.
+    Parameters are those of :class:`~pipeline.loaders.dataset_loader.DatasetLoader`, its options the fields of
+    :class:`WindowOptions`.
 
     Examples
     --------
     >>> loader = WindowLoader("out.zarr", 64, horizon=16, num_obs_steps=2, pad_before=1, pad_after=7)  # doctest: +SKIP
     """
 
-    def __init__(  # noqa: PLR0913 - a keyword is an option, as in torch's DataLoader
-        self,
-        path: str | Path,
-        batch_size: int,
-        *,
-        seed: int = 0,
-        shuffle: bool = True,
-        rank: int | None = None,
-        world_size: int | None = None,
-        tail: str = "drop",
-        threads: int = 2,
-        prefetch: int = 2,
-        on_error: str = "raise",
-        **options: Any,
-    ) -> None:
-        rank, world_size = rank_and_world_size(rank, world_size)
-        samples = WindowSamples(path, WindowOptions(**options))
-        partition = Partition(num=samples.num, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail)
-        order = FullShuffle(samples.num, seed) if shuffle else InOrder(samples.num)
-        super().__init__(samples, EpochSampler(order, partition), threads=threads, prefetch=prefetch, on_error=on_error)
-        self._recipe = (path, batch_size, {"seed": seed, "shuffle": shuffle, "rank": rank, "world_size": world_size})
-        self._options = {"tail": tail, "threads": threads, "prefetch": prefetch, "on_error": on_error, **options}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        path, batch_size, order = self._recipe
-        return _remake, (path, batch_size, {**order, **self._options}, self.state_dict())
+    samples_type = WindowSamples
+    options_type = WindowOptions
 
 
 def _numbers(reader: DatasetReader, name: str) -> Float32[np.ndarray, "step dim"]:
@@ -240,9 +213,3 @@ def _numbers(reader: DatasetReader, name: str) -> Float32[np.ndarray, "step dim"
             f"expected float32[step, dim], found {rows.dtype}{list(rows.shape)}; see `headrace info`", array=name
         )
     return rows
-
-
-def _remake(path: Any, batch_size: int, options: Any, state: Mapping[str, Any]) -> WindowLoader:
-    loader = WindowLoader(path, batch_size, **options)
-    loader.load_state_dict(state)
-    return loader

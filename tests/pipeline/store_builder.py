@@ -81,6 +81,7 @@ def build_dataset(
     action_dim: int = 2,
     missing: Mapping[str, Sequence[int]] | None = None,
     invalid: Sequence[int] = (6,),
+    details: Sequence[Mapping[str, object]] = (),
 ) -> Built:
     """Build a finished dataset; view ``side`` misses step 3 and all of the second shard unless ``missing`` says otherwise.
 
@@ -128,7 +129,7 @@ def build_dataset(
         mask_name = spec.valid_array
         specs[mask_name] = row_spec(mask_name, "bool", (), chunk_steps=row_chunk_steps, shard_steps=row_shard_steps)
         arrays[mask_name] = mask
-    return write_dataset(root, specs, arrays, tuple(episode_lengths), shard_steps=shard_steps)
+    return write_dataset(root, specs, arrays, tuple(episode_lengths), shard_steps=shard_steps, details=details)
 
 
 def write_dataset(
@@ -138,6 +139,7 @@ def write_dataset(
     episode_lengths: tuple[int, ...],
     *,
     shard_steps: int,
+    details: Sequence[Mapping[str, object]] = (),
 ) -> Built:
     """Write ``arrays`` as a finished dataset of generation 1."""
     tmp = root.parent / f"{root.name}.tmp"
@@ -146,7 +148,7 @@ def write_dataset(
     for name, spec in specs.items():
         if spec.codec.startswith("jpeg"):
             arrays[name] = read_back(root, spec, arrays[name])
-    refs = write_tables(root, specs, arrays, episode_lengths, shards, tmp)
+    refs = write_tables(root, specs, arrays, episode_lengths, shards, tmp, details)
     lengths = {name: (spec, len(arrays[name])) for name, spec in specs.items()}
     attributes = {
         "generation": 1,
@@ -209,6 +211,7 @@ def write_tables(
     episode_lengths: tuple[int, ...],
     shards: list[ShardRow],
     tmp: Path,
+    details: Sequence[Mapping[str, object]],
 ) -> dict[str, object]:
     """Write the tables of generation 1."""
     views = [name.removeprefix("rgb_") for name, spec in specs.items() if spec.valid_array]
@@ -230,7 +233,7 @@ def write_tables(
             "num_invalid": int((~arrays["valid"][start:stop]).sum()),
             "valid": True,
             "digest": episode_digest(specs, arrays, start, stop),
-            "details": "{}",
+            "details": json.dumps(details[index] if details else {}),
         }
         episodes.append(row)
     local = np.concatenate([np.arange(length, dtype=np.int32) for length in episode_lengths] or [np.zeros(0, np.int32)])

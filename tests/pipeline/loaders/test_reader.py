@@ -99,7 +99,7 @@ def refused(built: Built, step: int, check: str = "always") -> ChecksumError:
 def test_one_flipped_bit_of_a_frame_is_refused_with_its_place(raw, check):
     flip(raw.root / "rgb_main" / "c.1.0.0.0", 2 * ROW + 30)
     error = refused(raw, 10, check)
-    assert error.where == {"array": "rgb_main", "steps": 10, "file": "rgb_main/c.1.0.0.0"}
+    assert error.where == {"episode": "episode_1", "array": "rgb_main", "steps": 10, "file": "rgb_main/c.1.0.0.0"}
     assert "expected crc32c" in error.message
     assert "damaged bytes" in error.message
     gather(DatasetReader(raw.root), "rgb_main", [8, 9, 11])  # its neighbours are sound
@@ -150,7 +150,12 @@ def test_a_missing_shard_is_refused(raw):
     (raw.root / "rgb_main" / "c.1.0.0.0").unlink()
     with pytest.raises(DatasetError, match="expected a shard file, found none") as caught:
         gather(DatasetReader(raw.root), "rgb_main", [10])
-    assert caught.value.where == {"array": "rgb_main", "steps": 10, "file": "rgb_main/c.1.0.0.0"}
+    assert caught.value.where == {
+        "episode": "episode_1",
+        "array": "rgb_main",
+        "steps": 10,
+        "file": "rgb_main/c.1.0.0.0",
+    }
 
 
 def test_a_chunk_that_was_not_committed_is_never_handed_out(tmp_path):
@@ -160,7 +165,7 @@ def test_a_chunk_that_was_not_committed_is_never_handed_out(tmp_path):
     assert not gather(DatasetReader(raw.root), "rgb_side", [10]).any()
     with pytest.raises(ChecksumError, match="expected no chunk, found one") as caught:
         gather(DatasetReader(encoded.root), "rgb_side", [10])
-    assert caught.value.where == {"array": "rgb_side", "steps": 8, "file": "rgb_side/c.1.0.0.0"}
+    assert caught.value.where == {"episode": "episode_1", "array": "rgb_side", "steps": 8, "file": "rgb_side/c.1.0.0.0"}
 
 
 def test_chunks_that_lie_elsewhere_than_they_should_are_refused(raw):
