@@ -221,6 +221,30 @@ def verify(
 
 
 @app.command()
+def preview(
+    path: Annotated[Path, typer.Argument(help="A folder of raw recordings, or a dataset.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="What to write: .html (a page) or .png (a picture).")],
+    episode: Annotated[int | None, typer.Option(help="The only episode to show, by its number.", min=0)] = None,
+    episodes: Annotated[int, typer.Option(help="Episodes to show, at most.", min=1)] = 12,
+    samples: Annotated[int, typer.Option(help="Planner samples to show, at most.", min=1)] = 6,
+    json: Json = False,
+    format: Format = "",
+    reader: ReaderOptions = None,
+) -> None:
+    """Look at recordings or a dataset: one page, or a picture, whose parts are sampled by rule."""
+    from pipeline.preview import write_preview
+    from pipeline.recipes import parse_flags
+    from pipeline.summaries import nbytes_text
+
+    options = {"episode": episode, "episodes": episodes, "samples": samples}
+    written = write_preview(path, output, format=format, reader=parse_flags("--reader", reader or []), **options)
+    if json:
+        _print_json(written)
+    else:
+        print(f"{output}: {nbytes_text(output.stat().st_size)}")
+
+
+@app.command()
 def stats(
     out: Dataset,
     format: Annotated[

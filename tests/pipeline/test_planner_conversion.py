@@ -1,15 +1,18 @@
 """A real CARLA recording through the whole walk to Diffusion Planner's tensors."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
+from PIL import Image
 
 from pipeline.cluster import ClusterOptions
 from pipeline.conversion import convert
 from pipeline.loaders import PlannerDataset, PlannerLoader
 from pipeline.maps import load_map
+from pipeline.preview import write_preview
 from pipeline.readers import open_source
 from pipeline.store.metadata import read_info
 from pipeline.verification import verify
@@ -18,6 +21,7 @@ from schemas.planner import NORMALIZATION, TENSORS, PlannerParams
 from tasks.planner import planner_block
 from tests.conftest import shared_data
 from tests.pipeline.recordings import tree, write_route
+from tests.pipeline.test_preview import page_of, places_of
 
 THREADS = ClusterOptions(workers=0)
 
@@ -189,3 +193,14 @@ def test_a_dataset_without_the_tensors_is_refused(tmp_path):
     convert(tmp_path / "raw", tmp_path / "out", "pi0", size=16, cluster=THREADS)
     with pytest.raises(DatasetError, match="--recipe diffusion-planner"):
         PlannerLoader(tmp_path / "out", 2)
+
+
+def test_a_preview_shows_the_samples_from_above(dataset, tmp_path):
+    page = page_of(dataset, samples=3)
+    shown = [attributes["aria-label"] for attributes in page.all("svg") if attributes.get("class") == "plan-view"]
+    assert len(shown) == 3
+    assert re.search(r"Shown: 3 of 14\d samples", page.text)
+    assert "1 vehicle" in shown[1] and "at red" in shown[0]
+    write_preview(dataset, tmp_path / "samples.png", samples=2)
+    with Image.open(tmp_path / "samples.png") as picture:
+        assert len(places_of(picture, "ego-future")) > 100

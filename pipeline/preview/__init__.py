@@ -1,0 +1,52 @@
+"""``headrace preview``: look at recordings or a dataset; what is written is told by the name of the output.
+
+People trust data they have looked at: flipped axes, swapped channels, black frames and wrong rates are visible in one picture.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from schemas.errors import UsageError
+
+
+def write_preview(
+    path: Path, output: Path, *, format: str = "", reader: Mapping[str, str] | None = None, **options: Any
+) -> Mapping[str, object]:
+    """Write a preview of raw recordings or of a dataset.
+
+    Parameters
+    ----------
+    path
+        A folder of recordings, or a dataset.
+    output
+        ``.html`` for a page, ``.png`` for a picture.
+    format, reader
+        Of raw recordings, as for :func:`pipeline.readers.open_source`.
+    options
+        Fields of :class:`pipeline.preview.material.PreviewOptions`.
+
+    Raises
+    ------
+    UsageError
+        Another ending of ``output``, or an episode that is not there.
+    SourceError, DatasetError
+        There is nothing to be read, or what is read is damaged.
+    """
+    from pipeline.preview.material import PreviewOptions, open_subject
+
+    write = _writer(output)
+    chosen = PreviewOptions(**options)
+    return write(open_subject(path, format, reader), output, chosen)
+
+
+def _writer(output: Path) -> Callable[..., Mapping[str, object]]:
+    from pipeline.preview.page import write_page
+    from pipeline.preview.stills import write_picture
+
+    writers = {".html": write_page, ".png": write_picture}
+    if output.suffix.lower() not in writers:
+        raise UsageError(f"expected an output that ends in {', '.join(writers)}, found {output.name!r}; rename it")
+    if not output.resolve().parent.is_dir():
+        raise UsageError(f"expected a folder for {output.name!r}, found none at {output.parent}; make it first")
+    return writers[output.suffix.lower()]

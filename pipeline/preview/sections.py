@@ -1,0 +1,239 @@
+"""The parts of the page: each turns some of the material into HTML, and says what was sampled of how many."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipeline.preview.markup import Markup, data_text, join, table, tag
+from pipeline.preview.material import Material
+from pipeline.preview.subject import Episode
+from pipeline.preview.svg import histogram_chart, strip
+from pipeline.preview.tiles import tile
+from schemas.source import Fault
+
+TILES_NBYTES = 2_600_000
+"""Text of all frames on the contact sheets together."""
+STRIP_CELLS = 165
+LISTED = 8
+
+
+def section(anchor: str, title: str, *children: object) -> Markup:
+    """Return a part of the page under its heading."""
+    return tag(
+        "section", tag("h2", title, id=f"{anchor}-title"), *children, id=anchor, aria_labelledby=f"{anchor}-title"
+    )
+
+
+def of(shown: int, total: int, what: str) -> str:
+    """Say what was sampled: ``12 of 10,000 episodes``."""
+    if total == 1:
+        return f"the only {what.removesuffix('s')}"
+    return f"all {total:,} {what}" if shown == total else f"{shown:,} of {total:,} {what}"
+
+
+def name_of(episode: Episode, number: int) -> Markup:
+    """Return an episode's number and key."""
+    return join([f"{number:,} ", data_text(episode.key)])
+
+
+# -- views and frames --------------------------------------------------------------------------------------------------
+
+
+def view_table(material: Material) -> Markup:
+    """Say of every view in how many episodes it is, and where it is missing; over all episodes."""
+    episodes = material.subject.episodes
+    rows = []
+    for view, what in material.subject.views.items():
+        has = np.array([view in episode.views for episode in episodes])
+        missing = [data_text(episodes[k].key) for k in np.flatnonzero(~has)[:LISTED].tolist()]
+        more = f" and {int((~has).sum()) - len(missing):,} more" if (~has).sum() > len(missing) else ""
+        listed = join([*_commas(missing), more]) if missing else "none"
+        cells = np.array([part.mean() for part in np.array_split(has, min(len(has), STRIP_CELLS))])
+        shown = strip(cells, label=f"Episodes with the view, from first to last: {int(has.sum())} of {len(has)}")
+        rows.append((data_text(view), data_text(what), f"{int(has.sum()):,} of {len(has):,}", listed, shown))
+    if not rows:
+        return section("views", "Views", tag("p", "There are no camera views here."))
+    headers = ("View", "What it is", "Episodes that have it", "Missing from", "First to last episode")
+    return section("views", "Views", table("Views over all episodes", headers, rows, numeric=(2,)))
+
+
+def sheets(material: Material) -> Markup | None:
+    """Return a contact sheet for each episode: a row a view, a column an instant."""
+    if not material.views:
+        return None
+    num_tiles = sum(len(pictures) for sheet in material.sheets.values() for pictures in sheet.pictures.values())
+    most = TILES_NBYTES // max(num_tiles, 1)
+    parts = [_sheet(material, number, most) for number in material.sheets]
+    views = of(len(material.views), len(material.subject.views), "views")
+    said = f"Shown: {of(len(parts), len(material.subject.episodes), 'episodes')}, {views}, evenly spread steps of each."
+    return section("frames", "Frames", tag("p", said, class_="note"), parts)
+
+
+def _sheet(material: Material, number: int, most_nbytes: int) -> Markup:
+    episode, sheet = material.episode(number), material.sheets[number]
+    headers = [
+        f"{time_s:.2f} s" if np.isfinite(time_s) else f"step {step}" for time_s, step in zip(sheet.times_s, sheet.steps)
+    ]
+    rows = []
+    for view, pictures in sheet.pictures.items():
+        cells = [
+            tag("div", data_text(picture), class_="none")
+            if isinstance(picture, str)
+            else tile(picture, alt=f"{view} at {header}, episode {number}", most_nbytes=most_nbytes)
+            for picture, header in zip(pictures, headers)
+        ]
+        rows.append(tag("tr", tag("th", data_text(view), scope="row"), [tag("td", cell) for cell in cells]))
+    head = tag("tr", tag("th", "View", scope="col"), [tag("th", header, scope="col") for header in headers])
+    grid = tag("table", tag("thead", head), tag("tbody", rows), class_="sheet")
+    label = f"Frames of episode {number}"
+    return join([
+        tag("h3", "Episode ", name_of(episode, number)),
+        _instructions(episode),
+        tag("div", grid, class_="scroll", tabindex="0", role="region", aria_label=label),
+    ])  # fmt: skip
+
+
+def _commas(items: Sequence[Markup]) -> list[str]:
+    return [part for item in items for part in (item, ", ")][:-1]
+
+
+def _instructions(episode: Episode) -> Markup:
+    if not episode.instructions:
+        return tag("p", "No instruction.", class_="note")
+    more = f" (and {len(episode.instructions) - 3:,} more)" if len(episode.instructions) > 3 else ""
+    shown = [data_text(said, "q") for said in episode.instructions[:3]]
+    return tag("p", [item for said in shown for item in (said, " ")], more)
+
+
+def pixels(material: Material) -> Markup | None:
+    """Return how bright each channel of each view is, before and after normalisation."""
+    cards, rows = [], []
+    for view in material.views:
+        frames = material.frames_of(view)
+        if not frames:
+            continue
+        values = np.concatenate(
+            [frame[:: max(1, frame.shape[0] // 64), :: max(1, frame.shape[1] // 64)].reshape(-1, 3) for frame in frames]
+        )
+        counts = np.stack([np.histogram(values[:, channel], 32, (0, 256))[0] for channel in range(3)])
+        means, stds = values.mean(axis=0), values.std(axis=0)
+        label = f"Brightness of red, green and blue of {view}: means {means[0]:.0f}, {means[1]:.0f}, {means[2]:.0f}"
+        chart = histogram_chart(counts, 0, 256, label=label, kinds=("bars red", "bars green", "bars blue"))
+        cards.append(tag("figure", tag("figcaption", data_text(view)), chart, class_="card"))
+        rows.append((data_text(view), f"{len(frames):,}", *(f"{mean:.1f} ± {std:.1f}" for mean, std in zip(means, stds)),
+                     *(f"{mean / 127.5 - 1:.2f} ± {std / 127.5:.2f}" for mean, std in zip(means, stds))))  # fmt: skip
+    if not cards:
+        return None
+    headers = ("View", "Frames", "Red", "Green", "Blue", "Red, to [-1, 1]", "Green, to [-1, 1]", "Blue, to [-1, 1]")
+    figures = table(
+        "Mean and standard deviation, in 0 to 255 and as openpi normalises them", headers, rows, numeric=range(1, 8)
+    )
+    said = "Brightness in 0 to 255 of the frames above: red, green and blue. Sky that is orange, or skin that is blue, means swapped channels."
+    return section(
+        "pixels", "Colours and brightness", tag("p", said, class_="note"), tag("div", cards, class_="small"), figures
+    )
+
+
+# -- refused -----------------------------------------------------------------------------------------------------------
+
+
+def refused(material: Material) -> Markup:
+    """Return what was refused and why, with a frame from just before."""
+    found = material.refusals
+    total = sum(found.counts.values())
+    if not total:
+        return section("refused", "Quarantine", tag("p", "Nothing was refused."))
+    counts = ", ".join(f"{count:,} {reason}" for reason, count in found.counts.items())
+    rows = []
+    for fault in found.shown:
+        picture, caption = material.subject.near(fault)
+        if isinstance(picture, str):
+            thumb = data_text(picture)
+        else:
+            image = tile(picture, alt=f"{caption}, just before what was refused", most_nbytes=9000, width_px=112)
+            thumb = tag("div", image, tag("span", data_text(caption), class_="note"), class_="thumb")
+        steps = _steps(fault)
+        rows.append((data_text(fault.episode or "the source"), data_text(fault.stream or "all"), steps, str(fault.reason),
+                     data_text(fault.message), data_text(fault.path), thumb))  # fmt: skip
+    headers = (
+        "Episode",
+        "View or signal",
+        "Recorded steps",
+        "Reason",
+        "What was expected and found",
+        "File",
+        "Frame just before",
+    )
+    said = f"Refused: {counts}. Shown: {of(len(rows), total, 'pieces')}."
+    return section("refused", "Quarantine", tag("p", said), table("What was refused, and why", headers, rows))
+
+
+def _steps(fault: Fault) -> str:
+    if fault.stop <= fault.start:
+        return "all"
+    return f"{fault.start:,}" if fault.stop == fault.start + 1 else f"{fault.start:,} to {fault.stop - 1:,}"
+
+
+def provenance(material: Material) -> Markup:
+    """Return where it comes from, checksums and sizes."""
+    parts = []
+    for facts in material.subject.provenance(material.chosen):
+        rows = [[data_text(cell) for cell in row] for row in facts.rows]
+        inner = table(facts.caption, facts.headers, rows, numeric=facts.numeric)
+        parts.append(tag("details", tag("summary", facts.caption), inner, open=len(facts.rows) <= 40))
+    return section("provenance", "Provenance, checksums and sizes", parts)
+
+
+def hints(material: Material) -> Markup:
+    """Return what deserves a look first, found by simple rules."""
+    found = [*_view_hints(material), *_signal_hints(material)]
+    total = sum(material.refusals.counts.values())
+    if total:
+        found.append(
+            join([f"{total:,} pieces of the input were refused: see ", tag("a", "Quarantine", href="#refused"), "."])
+        )
+    invalid = sum(episode.num_invalid for episode in material.subject.episodes)
+    if invalid:
+        found.append(join([f"{invalid:,} of {material.subject.num_steps:,} steps are not valid, and never served."]))
+    if not found:
+        found.append(join(["Nothing stands out: every view is in every episode, nothing was refused."]))
+    return section("first", "What stands out", tag("ul", [tag("li", item) for item in found]))
+
+
+def _view_hints(material: Material) -> list[Markup]:
+    found, episodes = [], material.subject.episodes
+    for view in material.subject.views:
+        missing = sum(view not in episode.views for episode in episodes)
+        if missing:
+            found.append(
+                join(["View ", data_text(view), f" is missing from {missing:,} of {len(episodes):,} episodes."])
+            )
+    for view in material.views:
+        frames = material.frames_of(view)
+        if not frames:
+            continue
+        dark = sum(float(frame.mean()) < 6 for frame in frames)
+        flat = sum(float(frame.std()) < 2 for frame in frames)
+        if max(dark, flat):
+            what = "black" if dark else "of one colour"
+            found.append(
+                join([f"{max(dark, flat)} of {len(frames)} frames of ", data_text(view), f" are {what}, or nearly."])
+            )
+    return found
+
+
+def _signal_hints(material: Material) -> list[Markup]:
+    still, broken = [], []
+    for signal, count in material.signals:
+        for k in range(count if signal.is_main else 0):
+            spread = material.spreads[signal.name, k]
+            still += [data_text(signal.features[k])] if spread.low == spread.high else []
+            broken += [data_text(signal.features[k])] if spread.num_non_finite else []
+    found = []
+    for names, what in ((still, "never change"), (broken, "have values that are not finite")):
+        if names:
+            more = f" and {len(names) - LISTED:,} more" if len(names) > LISTED else ""
+            found.append(
+                join([f"Of state and actions, {len(names):,} features {what}: ", *_commas(names[:LISTED]), more, "."])
+            )
+    return found
