@@ -6,12 +6,14 @@ if TYPE_CHECKING:
     from pipeline.loaders.mapstyle import MultiViewDataset, to_torch
     from pipeline.loaders.multiview import MultiViewLoader
     from pipeline.loaders.openpi import OpenPiDataset
+    from pipeline.loaders.orders import Blocks
     from pipeline.loaders.planner import PlannerDataset, PlannerLoader
     from pipeline.loaders.preprocessor import MultiViewPreprocessor
     from pipeline.loaders.reader import DatasetReader
     from pipeline.loaders.windows import WindowLoader
 
 __all__ = [
+    "Blocks",
     "DatasetReader",
     "MultiViewDataset",
     "MultiViewLoader",
@@ -24,6 +26,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Blocks": "pipeline.loaders.orders",
     "DatasetReader": "pipeline.loaders.reader",
     "MultiViewDataset": "pipeline.loaders.mapstyle",
     "MultiViewLoader": "pipeline.loaders.multiview",

@@ -1,12 +1,35 @@
 """From the path of a dataset to a loader of its samples: what all loaders share."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
-from pipeline.loaders.delivery import BatchLoader
-from pipeline.loaders.sampler import EpochSampler, FullShuffle, InOrder, rank_and_world_size
+import numpy as np
+from jaxtyping import Int64
+
+from pipeline.loaders.delivery import BatchLoader, Samples
+from pipeline.loaders.mixed import MixedSamples
+from pipeline.loaders.orders import Group, Order, Shuffle, WeightedOrder, order_maker
+from pipeline.loaders.reader import DatasetReader
+from pipeline.loaders.sampler import EpochSampler, rank_and_world_size
+from schemas.errors import UsageError
 from tasks.order import Partition
+
+DatasetPath = str | Path
+Weighted = Sequence[tuple[DatasetPath, float]]
+"""Datasets with the share of samples that each shall have."""
+
+
+class DatasetSamples(Samples, Protocol):
+    """Samples of one dataset."""
+
+    @property
+    def reader(self) -> DatasetReader:
+        """Whose samples they are."""
+
+    @property
+    def steps(self) -> Int64[np.ndarray, " sample"]:
+        """Where each sample lies in its dataset: a step, ascending."""
 
 
 class DatasetLoader(BatchLoader):
@@ -19,11 +42,18 @@ class DatasetLoader(BatchLoader):
     Parameters
     ----------
     path
-        Folder of a finished dataset.
+        Folder of a finished dataset; or several with weights, ``[("a.zarr", 0.7), ("b.zarr", 0.3)]``, whose batches then say of
+        which a sample is (``dataset``: int64[b]). Of any piece of the sequence each has its share, rounded. A dataset that is served
+        whole before the epoch ends begins again in another order; one that is not goes on in the next epoch.
     batch_size
         Samples of a batch on this rank.
     seed, shuffle
-        The order of each epoch: by the seed, or as recorded.
+        The order of each epoch: by the seed, over all samples (True) or in blocks (``"block"``, or
+        :class:`~pipeline.loaders.orders.Blocks` of other sizes), or as recorded (False).
+    balance
+        ``task`` serves every task (of each dataset) as often as any other, however many steps it has.
+    epoch_samples
+        Samples of an epoch where datasets or tasks are weighted; as many as there are, by default.
     rank, world_size
         Which share is this process's; by default from the environment (``RANK``, ``WORLD_SIZE``), else all.
     tail
@@ -43,11 +73,13 @@ class DatasetLoader(BatchLoader):
 
     def __init__(  # noqa: PLR0913 - a keyword is an option, as in torch's DataLoader
         self,
-        path: str | Path,
+        path: DatasetPath | Weighted,
         batch_size: int,
         *,
         seed: int = 0,
-        shuffle: bool = True,
+        shuffle: Shuffle = True,
+        balance: str = "",
+        epoch_samples: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         tail: str = "drop",
@@ -57,16 +89,18 @@ class DatasetLoader(BatchLoader):
         **options: Any,
     ) -> None:
         rank, world_size = rank_and_world_size(rank, world_size)
-        samples = self.samples_type(path, self.options_type(**options))
-        order = FullShuffle(samples.num, seed) if shuffle else InOrder(samples.num)
+        weighted = [(path, 1.0)] if isinstance(path, str | Path) else list(path)
+        parts = [self.samples_type(place, self.options_type(**options)) for place, _ in weighted]
+        order = _order(parts, [weight for _, weight in weighted], shuffle, seed, balance=balance, num=epoch_samples)
         partition = Partition(num=order.num, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail)
+        samples = parts[0] if len(parts) == 1 else MixedSamples(parts, [str(place) for place, _ in weighted])
         super().__init__(samples, EpochSampler(order, partition), threads=threads, prefetch=prefetch, on_error=on_error)
-        self._remake = (path, batch_size, {"seed": seed, "shuffle": shuffle, "rank": rank, "world_size": world_size})
-        self._options = {"tail": tail, "threads": threads, "prefetch": prefetch, "on_error": on_error, **options}
+        kept = {"seed": seed, "shuffle": shuffle, "balance": balance, "epoch_samples": epoch_samples, "tail": tail}
+        delivery = {"threads": threads, "prefetch": prefetch, "on_error": on_error}
+        self._recipe = (path, batch_size, {**kept, "rank": rank, "world_size": world_size, **delivery, **options})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        path, batch_size, order = self._remake
-        return _remake, (type(self), path, batch_size, {**order, **self._options}, self.state_dict())
+        return _remake, (type(self), *self._recipe, self.state_dict())
 
 
 def _remake(
@@ -75,3 +109,42 @@ def _remake(
     loader = kind(path, batch_size, **options)
     loader.load_state_dict(state)
     return loader
+
+
+def _order(
+    parts: Sequence[DatasetSamples],
+    weights: Sequence[float],
+    shuffle: Shuffle,
+    seed: int,
+    *,
+    balance: str,
+    num: int | None,
+) -> Order:
+    """Return the order of the samples of all ``parts``, which are numbered one part after the other."""
+    if balance not in ("", "task"):
+        raise UsageError(f"expected balance 'task' or none, found {balance!r}; correct the call")
+    make = order_maker(shuffle, seed)
+    if len(parts) == 1 and not balance:
+        if num is not None:
+            raise UsageError(
+                "expected epoch_samples with weighted datasets or tasks alone, found one dataset; leave it out"
+            )
+        return make(parts[0].steps, ())
+    groups: list[Group] = []
+    start = 0
+    for part, weight in zip(parts, weights, strict=True):
+        members = _by_task(part) if balance else [np.arange(part.num)]
+        for inside in members:
+            order = make(part.steps[inside], (len(groups) + 1,))  # every group in an order of its own
+            groups.append(Group(weight / len(members), order, start + inside if balance else start))
+        start += part.num
+    return WeightedOrder(groups, start if num is None else num, seed)
+
+
+def _by_task(part: DatasetSamples) -> list[Int64[np.ndarray, " member"]]:
+    """Return the samples of each task; those without one are a task of their own."""
+    if "task_index" not in part.reader.info.arrays:
+        raise UsageError("expected a dataset with tasks, found no array task_index; leave `balance` out")
+    tasks = part.reader.rows("task_index")[part.steps]
+    by_task = np.argsort(tasks, kind="stable")
+    return np.split(by_task, np.flatnonzero(np.diff(tasks[by_task])) + 1)

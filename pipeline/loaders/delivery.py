@@ -42,10 +42,6 @@ class Samples(Protocol):
         """Equal where the same number is the same sample."""
 
     @property
-    def steps(self) -> Int64[np.ndarray, " sample"]:
-        """Where each sample lies in its dataset: a step, ascending."""
-
-    @property
     def layout(self) -> Layout:
         """Arrays of a batch."""
 
@@ -160,7 +156,7 @@ class BatchLoader:
             "version": STATE_VERSION,
             "epoch": self._epoch,
             "samples_seen": self._position,
-            "num_samples": self.samples.num,
+            "num_samples": self.sampler.order.num,
             "order": self.sampler.order.name,
             "fingerprint": self.samples.fingerprint,
         }
@@ -179,7 +175,7 @@ class BatchLoader:
                     "make the loader as it was when the state was saved, or begin an epoch with set_epoch()"
                 )
         epoch, seen = state.get("epoch"), state.get("samples_seen")
-        if type(epoch) is not int or type(seen) is not int or epoch < 0 or not 0 <= seen <= self.samples.num:
+        if type(epoch) is not int or type(seen) is not int or epoch < 0 or not 0 <= seen <= self.sampler.order.num:
             raise UsageError(f"expected whole numbers epoch and samples_seen in range, found {epoch!r} and {seen!r}")
         self._stop_running()
         self._epoch, self._position, self._is_placed = epoch, seen, True

@@ -2,61 +2,13 @@
 
 import os
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from jaxtyping import Int64
 
+from pipeline.loaders.orders import Order
 from schemas.errors import UsageError
-from tasks.order import Partition, shuffled
-
-
-class Order(Protocol):
-    """An order of the samples of each epoch, as a function of the position alone."""
-
-    @property
-    def num(self) -> int:
-        """Samples in an epoch."""
-
-    @property
-    def name(self) -> str:
-        """What a saved state must agree with: another order at the same position is another sample."""
-
-    def at(self, positions: Int64[np.ndarray, " position"], epoch: int) -> Int64[np.ndarray, " position"]:
-        """Return the samples at ``positions`` of an epoch."""
-
-
-@dataclass(frozen=True, slots=True)
-class FullShuffle:
-    """Every epoch in an order of its own, over all samples."""
-
-    num: int
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """``shuffle`` and the seed."""
-        return f"shuffle {self.seed}"
-
-    def at(self, positions: Int64[np.ndarray, " position"], epoch: int) -> Int64[np.ndarray, " position"]:
-        """Compute the samples, about 0.1 microseconds each."""
-        return shuffled(positions, self.num, seed=self.seed, epoch=epoch)
-
-
-@dataclass(frozen=True, slots=True)
-class InOrder:
-    """Every epoch as recorded."""
-
-    num: int
-
-    @property
-    def name(self) -> str:
-        """``in order``."""
-        return "in order"
-
-    def at(self, positions: Int64[np.ndarray, " position"], epoch: int) -> Int64[np.ndarray, " position"]:
-        """Return ``positions``."""
-        return positions
+from tasks.order import Partition
 
 
 @dataclass(frozen=True, slots=True)
