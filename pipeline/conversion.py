@@ -42,7 +42,7 @@ from pipeline.store.metadata import read_info
 from pipeline.views import Bindings, bind
 from pipeline.watch import Watch
 from pipeline.workspace import Journal, Lock, Workspace, read_json, write_json
-from schemas.errors import HeadraceError, PlanError, SourceError, UsageError, locate
+from schemas.errors import HeadraceError, PlanError, Reason, SourceError, UsageError, locate
 from schemas.recipe import Recipe
 from schemas.source import EpisodeRef, Fault
 
@@ -287,8 +287,9 @@ class _Conversion:
                 accepted.append((name, ref, mark))
             else:
                 faults.append((name, fault))
-        if faults and self.recipe.on_bad_frame == "stop":
-            source, first = faults[0]
+        refused = [row for row in faults if row[1].reason != Reason.LEFT_OUT]
+        if refused and self.recipe.on_bad_frame == "stop":
+            source, first = refused[0]
             raise SourceError(
                 f"{first.message} (the recipe says stop)", first.reason, source=source, episode=first.episode
             )
@@ -410,15 +411,15 @@ class _Conversion:
             signals=plan.bindings.signals,
             quarantined={reason: reasons.count(reason) for reason in dict.fromkeys(reasons)},
             problems=tuple(sorted(fault_line(source, fault) for source, fault in faults))[:20],
-            notes=(*(note for source in self.sources for note in source.index.notes), *self._vehicle_notes(plan)),
+            notes=(*(note for source in self.sources for note in source.index.notes), *self._planner_notes(plan)),
         )
 
-    def _vehicle_notes(self, plan: Plan) -> tuple[str, ...]:
+    def _planner_notes(self, plan: Plan) -> tuple[str, ...]:
         if self.recipe.planner is None:
             return ()
-        from pipeline.planner_rows import vehicle_notes
+        from pipeline.planner_rows import planner_notes
 
-        return vehicle_notes(self.recipe.planner, (episode.ref for episode in plan.episodes))
+        return planner_notes(self.recipe.planner, plan.episodes)
 
 
 def _disk_error(error: OSError, root: Path) -> HeadraceError:

@@ -1,6 +1,6 @@
 """Stage 6 of the walk for planner datasets: tracks and map of an episode become the tensors of its samples."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.maps import find_map, load_map
+from pipeline.plan import PlannedEpisode
 from pipeline.planner_arrays import planner_shapes
 from pipeline.readers.protocol import Reader
 from pipeline.store.atomic import xxh3_hex
@@ -48,18 +49,26 @@ def planner_params(recipe: PlannerRecipe, rate_hz: float, ego_model: str = "") -
     )
 
 
-def vehicle_notes(recipe: PlannerRecipe, refs: Iterable[EpisodeRef]) -> tuple[str, ...]:
-    """Say of which recorded models of the ego the axles are not known, where the recipe leaves them open."""
-    if recipe.rear_axle_m and recipe.wheel_base_m:
-        return ()
-    models = dict.fromkeys(str(ref.details.get("ego_type", "")) for ref in refs)
-    unknown = [model for model in models if model and vehicle_axles(model) is None]
-    usual = planner_params(recipe, 10.0)
-    return tuple(
-        f"the axles of {model} are not known: took a rear axle at {usual.rear_axle[0]:g} m and a wheelbase of {usual.wheel_base_m:g} m; "
-        "set rear_axle_m and wheel_base_m in [planner] for others"
-        for model in unknown
-    )
+def planner_notes(recipe: PlannerRecipe, episodes: Sequence[PlannedEpisode]) -> tuple[str, ...]:
+    """Say of which recorded models of the ego the axles are not known, and how many episodes are too short for a sample."""
+    notes = []
+    models = dict.fromkeys(str(episode.ref.details.get("ego_type", "")) for episode in episodes)
+    if not (recipe.rear_axle_m and recipe.wheel_base_m):
+        usual = planner_params(recipe, 10.0)
+        notes += [
+            f"the axles of {model} are not known: took a rear axle at {usual.rear_axle[0]:g} m and a wheelbase of {usual.wheel_base_m:g} m; "
+            "set rear_axle_m and wheel_base_m in [planner] for others"
+            for model in models
+            if model and vehicle_axles(model) is None
+        ]
+    least = recipe.past_steps + 1 + (recipe.min_future_steps or recipe.future_steps)
+    short = sum(episode.num_steps < least for episode in episodes)
+    if short:
+        notes.append(
+            f"{short} of {len(episodes)} episodes are shorter than the {least} steps of a sample and give none; "
+            "min_future_steps in [planner] takes samples with a shorter future"
+        )
+    return tuple(notes)
 
 
 def require_tracks(reader: Reader) -> Any:
@@ -90,7 +99,13 @@ def planner_samples(
     params = planner_params(recipe, rate_hz, tracks.ego_model)
     graph = load_map(map_path, tracks.town)
     scene = planner_scene(tracks, graph, params)
-    anchors = planner_anchors(scene.tracks, params, stride=recipe.anchor_stride, min_distance_m=recipe.min_distance_m)
+    anchors = planner_anchors(
+        scene.tracks,
+        params,
+        stride=recipe.anchor_stride,
+        min_future_steps=recipe.min_future_steps or -1,
+        min_distance_m=recipe.min_distance_m,
+    )
     first = _first_step(tracks, rate_hz)
     mine = anchors[(anchors + first >= steps.start) & (anchors + first < steps.stop)]
     is_anchor = np.zeros(len(steps), np.bool_)

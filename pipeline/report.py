@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from schemas.errors import Reason
 from schemas.source import Fault
 
 
@@ -43,8 +44,8 @@ class ConvertReport:
 
     @property
     def exit_code(self) -> int:
-        """0, or 3 where something was quarantined."""
-        return 3 if self.quarantined else 0
+        """0, or 3 where something was quarantined that no rule left out."""
+        return 3 if any(reason != Reason.LEFT_OUT for reason in self.quarantined) else 0
 
 
 def fault_line(source: str, fault: Fault) -> str:

@@ -38,6 +38,8 @@ class Reason(StrEnum):
     """The same recording appears twice."""
     BAD_METADATA = "bad-metadata"
     """The files that describe the recording contradict themselves or cannot be parsed."""
+    LEFT_OUT = "left-out"
+    """Sound, and left out by a rule that was asked for, such as that of driven routes by their results."""
     IO = "io"
     """The operating system refused to read: permission, a broken disk, a lost mount."""
     WORKER_DIED = "worker-died"

@@ -118,6 +118,8 @@ class PlannerRecipe:
     """Least way that the ego drives in a sample's future."""
     past_steps: int = 20
     future_steps: int = 80
+    min_future_steps: int = 0
+    """Least future of a sample, the rest of which is masked; 0 asks for all ``future_steps``."""
     num_agents: int = 32
     num_static: int = 5
     num_lanes: int = 70
@@ -137,6 +139,10 @@ class PlannerRecipe:
         counts = (self.anchor_stride, self.future_steps, self.num_agents, self.num_static, self.num_lanes)
         if min(*counts, self.num_route_lanes) < 1 or self.past_steps < 0:
             raise RecipeError("expected planner sizes of 1 or more, found one below; correct [planner]")
+        if not 0 <= self.min_future_steps <= self.future_steps:
+            raise RecipeError(
+                f"expected min_future_steps of 0 to {self.future_steps}, found {self.min_future_steps}; correct [planner]"
+            )
         if not (abs(self.rear_axle_m) < 100 and 0 <= self.wheel_base_m < 100):
             raise RecipeError(
                 f"expected rear_axle_m within 100 m and wheel_base_m of 0 to 100 m, found {self.rear_axle_m} and {self.wheel_base_m}; correct [planner]"

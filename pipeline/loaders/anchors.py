@@ -1,7 +1,9 @@
 """Which steps of a dataset are samples: the valid ones, of the episodes that a filter names."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -38,9 +40,12 @@ class AnchoredSamples:
         Not a finished dataset, or not one with a valid step.
     """
 
+    masks: ClassVar[tuple[str, ...]] = ("valid", "is_anchor")
+    """Arrays that must all be True of a sample's step, of those that the dataset has."""
+
     def __init__(self, path: str | Path, options: ReadOptions) -> None:
         self.reader = DatasetReader(path, check=options.check)
-        self.anchors = find_anchors(self.reader, options.filter)
+        self.anchors = find_anchors(self.reader, options.filter, self.masks)
         self.fingerprint = xxh3_hex(self.anchors.view(np.uint8).data)
 
     @property
@@ -58,11 +63,11 @@ class AnchoredSamples:
         return {}
 
 
-def find_anchors(reader: DatasetReader, filter: str = "") -> Int64[np.ndarray, " sample"]:
-    """Return the steps that are samples: valid ones, and of those the ones that ``is_anchor`` names, if there is one."""
-    is_sample = servable_steps(reader, filter)
-    if "is_anchor" in reader.info.arrays:
-        is_sample = is_sample & reader.rows("is_anchor")
+def find_anchors(
+    reader: DatasetReader, filter: str = "", masks: Sequence[str] = AnchoredSamples.masks
+) -> Int64[np.ndarray, " sample"]:
+    """Return the steps that are samples: those that all ``masks`` name, of the episodes that ``filter`` names."""
+    is_sample = servable_steps(reader, filter, masks)
     anchors = np.flatnonzero(is_sample)
     if not anchors.size:
         cause = f"change the filter {filter!r}" if filter else "see the quarantine table"
@@ -72,9 +77,12 @@ def find_anchors(reader: DatasetReader, filter: str = "") -> Int64[np.ndarray, "
     return anchors
 
 
-def servable_steps(reader: DatasetReader, filter: str) -> Bool[np.ndarray, " step"]:
-    """Return which steps are valid and belong to an episode that ``filter`` names."""
-    valid: np.ndarray = reader.rows("valid")
+def servable_steps(reader: DatasetReader, filter: str, masks: Sequence[str] = ("valid",)) -> Bool[np.ndarray, " step"]:
+    """Return which steps all of ``masks`` name, of those that the dataset has, and belong to an episode that ``filter`` names."""
+    servable = np.ones(reader.num_steps, np.bool_)
+    for name in masks:
+        if name in reader.info.arrays:
+            servable &= reader.rows(name)
     if not filter:
-        return valid
-    return valid & np.repeat(Filter(filter).episodes(reader), reader.rows("row_size"))
+        return servable
+    return servable & np.repeat(Filter(filter).episodes(reader), reader.rows("row_size"))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Int64
@@ -46,6 +46,9 @@ class PlannerSamples(AnchoredSamples):
     DatasetError
         Not a finished dataset, or not one with the planner's tensors.
     """
+
+    masks: ClassVar[tuple[str, ...]] = ("is_anchor",)
+    """Not ``valid``: that asks for state and actions too, which no tensor has: a NaN brake, or a measurement that was bridged, costs no sample."""
 
     def __init__(self, path: str | Path, options: PlannerOptions) -> None:
         super().__init__(path, options)

@@ -205,7 +205,7 @@ def _check_results(root: Path, folder: Folder, results: str, rule: tuple[str, Co
     if not results:
         left_out["without results"] += 1
         message = "expected results.json.gz, found none: the route was not finished; drive it again, or keep all routes"
-        raise SourceError(message, Reason.MISSING_FILE, file=folder.path)
+        raise SourceError(message, Reason.LEFT_OUT, file=folder.path)
     with locate(file=results):
         try:
             why = refusal(parse_record(unzip(read_inside(root, results, MAX_RECORD_NBYTES), MAX_RECORD_NBYTES)), keep)
@@ -214,7 +214,8 @@ def _check_results(root: Path, folder: Folder, results: str, rule: tuple[str, Co
             raise
         if why:
             left_out[why if why.startswith("Failed") else "below a score of 100"] += 1
-            raise SourceError(f"expected a route without infractions, found {why}; drive it again, or keep all routes")
+            message = f"expected a route without infractions, found {why}; drive it again, or keep all routes"
+            raise SourceError(message, Reason.LEFT_OUT)
 
 
 def _measurements(root: Path, details: Mapping[str, Any]) -> StepFiles:

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from pipeline.planner_rows import planner_params, vehicle_notes
+from pipeline.plan import PlannedEpisode
+from pipeline.planner_rows import planner_notes, planner_params
 from pipeline.readers import open_source
 from pipeline.readers.carla_log import VEHICLE
 from schemas.errors import RecipeError
@@ -55,13 +56,19 @@ def test_the_recorded_model_decides_unless_the_recipe_does():
         PlannerRecipe(wheel_base_m=-1.0)
 
 
-def test_a_model_without_known_axles_is_said():
+def test_a_model_without_known_axles_and_episodes_without_samples_are_said():
     refs = [
         EpisodeRef(key=model, num_steps=1, rate_hz=10.0, views=(), signals=(), details={"ego_type": model})
         for model in ("vehicle.audi.tt", "vehicle.tesla.model3", "", "vehicle.audi.tt")
     ]
-    (note,) = vehicle_notes(PlannerRecipe(), refs)
+    episodes = [
+        PlannedEpisode(source="a", ref=ref, start=0, num_steps=size, rate_hz=10.0, fingerprint="")
+        for ref, size in zip(refs, (101, 100, 50, 300), strict=True)
+    ]
+    note, short = planner_notes(PlannerRecipe(), episodes)
     assert note.startswith(
         "the axles of vehicle.audi.tt are not known: took a rear axle at -1.389 m and a wheelbase of 3.089 m"
     )
-    assert vehicle_notes(PlannerRecipe(rear_axle_m=-1.4, wheel_base_m=2.85), refs) == ()
+    assert short.startswith("2 of 4 episodes are shorter than the 101 steps of a sample")
+    fixed = PlannerRecipe(rear_axle_m=-1.4, wheel_base_m=2.85, min_future_steps=29)
+    assert planner_notes(fixed, episodes) == ()
