@@ -140,6 +140,10 @@ def convert(
     rehash: Annotated[
         bool, typer.Option("--rehash", help="Compare source files by content, not by size and time.")
     ] = False,
+    replace: Annotated[
+        list[str] | None,
+        typer.Option("--replace", metavar="EPISODE", help="An episode whose recording changed: serve the new one."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     format: Format = "",
     reader: ReaderOptions = None,
@@ -177,6 +181,7 @@ def convert(
             strict=strict,
             restart=restart,
             rehash=rehash,
+            replace=replace or [],
             dry_run=dry_run,
             format=format,
             reader=parse_flags("--reader", reader or []),

@@ -12,8 +12,9 @@ import pyarrow.compute
 
 from pipeline.arrays import episode_specs, feature_names, frame_specs, row_specs, sample_specs
 from pipeline.commit_rows import Finished, Parts, StepRows, write_rows
-from pipeline.plan import PlannedEpisode, bindings_to_json
+from pipeline.plan import Plan, PlannedEpisode, bindings_to_json
 from pipeline.store.atomic import write_atomic
+from pipeline.store.copies import write_copies
 from pipeline.store.metadata import ROOT_DOCUMENT, DatasetInfo, TableRef, array_document, read_info, root_document
 from pipeline.store.shards import ShardWriter
 from pipeline.store.tables import (
@@ -52,7 +53,7 @@ class _Previous:
             read_table(info, "tasks")["task"].to_pylist(),
             read_table(info, "quarantine"),
             manifest_rows(manifest),
-            sources.select(["episode", "path", "nbytes", "xxh3"]).to_pylist(),
+            sources.select(["episode", "episode_index", "path", "nbytes", "xxh3"]).to_pylist(),
         )
 
 
@@ -66,14 +67,17 @@ def commit(finished: Finished) -> DatasetInfo:
     specs = row_specs(plan.recipe, plan.bindings, _features(finished))
     rows = write_rows(finished, specs, parts.blocks(tasks, dropped), previous.shards)
     table, episode_rows = _write_episodes(finished, previous, parts, dropped)
-    steps = StepRows(root, specs, plan.num_steps)
+    replaced = _replaced_ranges(table)
+    steps = StepRows(root, specs, plan.num_steps, replaced)
     tables = _write_tables(finished, previous, {"episodes": table, "tasks": _task_table(tasks)}, rows + episode_rows)
     tables["steps"] = write_table(
         _table_path(finished, "steps"), steps.batches(), finished.workspace.tmp, schema=steps.schema
     )
     tables["norm_stats"] = _write_norm_stats(finished, steps, table)
-    _write_documents(finished, specs, tables, table.num_rows)
-    return read_info(root)
+    _write_documents(finished, specs, {"tables": tables, "num_episodes": table.num_rows, "replaced": replaced})
+    info = read_info(root)
+    write_copies(info, finished.workspace.tmp)
+    return info
 
 
 def _features(finished: Finished) -> dict[str, list[str]]:
@@ -128,13 +132,34 @@ def _write_episodes(
                 "valid": not gone and num_invalid < episode.num_steps,
                 "digest": digest,
                 "details": json.dumps(dict(episode.ref.details), sort_keys=True),
+                "generation": plan.generation,
+                "replaced_by": -1,
             }
         )
-    table = pa.concat_tables([previous.episodes, pa.Table.from_pylist(new, schema=EPISODES)])
+    known = _mark_replaced(previous.episodes, plan)
+    table = pa.concat_tables([known, pa.Table.from_pylist(new, schema=EPISODES)])
     ends = np.asarray(table["stop"].to_numpy(), np.int64)
     values = {"row_size": ends - np.asarray(table["start"].to_numpy(), np.int64), "episode_ends": ends}
     rows = [row for spec in episode_specs() for row in _write_vector(finished, spec, values[spec.name])]
     return table, rows
+
+
+def _mark_replaced(known: pa.Table, plan: Plan) -> pa.Table:
+    """Return the episodes table with those that the plan replaces no longer valid, and their replacements named."""
+    replaced_by, valid = known["replaced_by"].to_pylist(), known["valid"].to_pylist()
+    for number, episode in enumerate(plan.episodes):
+        if episode.replaces >= 0:
+            replaced_by[episode.replaces], valid[episode.replaces] = plan.first_episode + number, False
+    for name, values in (("replaced_by", replaced_by), ("valid", valid)):
+        place = EPISODES.get_field_index(name)
+        known = known.set_column(place, EPISODES.field(place), pa.array(values, EPISODES.field(place).type))
+    return known
+
+
+def _replaced_ranges(episodes: pa.Table) -> list[list[int]]:
+    """Return ``[start, stop]`` of every replaced episode, in step order: the root's attribute ``replaced``."""
+    rows = episodes.select(["start", "stop", "replaced_by"]).to_pylist()
+    return [[row["start"], row["stop"]] for row in rows if row["replaced_by"] >= 0]
 
 
 def _write_vector(finished: Finished, spec: ArraySpec, values: np.ndarray) -> Iterator[ShardRow]:
@@ -195,7 +220,9 @@ def _source_rows(finished: Finished) -> Iterator[dict[str, Any]]:
     for number, episode in enumerate(finished.plan.episodes):
         found = json.loads((finished.workspace.parts / f"source-{number:08d}.json").read_bytes())
         for path, nbytes, xxh3 in found["files"]:
-            yield {"episode": "/".join(episode.name), "path": path, "nbytes": nbytes, "xxh3": xxh3}
+            index = finished.plan.first_episode + number
+            name = "/".join(episode.name)
+            yield {"episode": name, "episode_index": index, "path": path, "nbytes": nbytes, "xxh3": xxh3}
 
 
 def _write_norm_stats(finished: Finished, steps: StepRows, episodes: pa.Table) -> TableRef:
@@ -211,24 +238,21 @@ def _write_norm_stats(finished: Finished, steps: StepRows, episodes: pa.Table) -
     return write_document(_table_path(finished, "norm_stats", "json"), data, finished.workspace.tmp)
 
 
-def _write_documents(
-    finished: Finished, row_arrays: Sequence[ArraySpec], tables: Mapping[str, TableRef], num_episodes: int
-) -> None:
-    """Write the root's metadata, which is the commit, and then each array's own."""
+def _write_documents(finished: Finished, row_arrays: Sequence[ArraySpec], contents: Mapping[str, Any]) -> None:
+    """Write the root's metadata, which is the commit, and then each array's own; ``contents`` are attributes of the root."""
     plan, tmp = finished.plan, finished.workspace.tmp
     samples = sample_specs(plan.recipe, plan.shard_steps)
     steps = [*frame_specs(plan.recipe, plan.bindings, plan.shard_steps), *samples, *row_arrays]
     arrays = {spec.name: (spec, plan.num_steps) for spec in steps}
-    arrays |= {spec.name: (spec, num_episodes) for spec in episode_specs()}
+    arrays |= {spec.name: (spec, contents["num_episodes"]) for spec in episode_specs()}
     attributes = {
         "generation": plan.generation,
         "num_steps": plan.num_steps,
-        "num_episodes": num_episodes,
         "shard_steps": plan.shard_steps,
         "recipe": recipe_to_mapping(plan.recipe),
         "bindings": bindings_to_json(plan.bindings),
-        "tables": tables,
         "maps": dict(plan.maps),
+        **contents,
     }
     write_atomic(finished.root / ROOT_DOCUMENT, root_document(arrays, attributes), tmp)
     write_array_documents(finished.root, arrays, tmp)

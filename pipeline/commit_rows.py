@@ -166,18 +166,24 @@ class _Aligned:
 class StepRows:
     """Rows of the step arrays as they lie in their shards, read in bounded blocks."""
 
-    def __init__(self, root: Path, specs: Sequence[ArraySpec], num_steps: int) -> None:
+    def __init__(
+        self, root: Path, specs: Sequence[ArraySpec], num_steps: int, replaced: Sequence[Sequence[int]] = ()
+    ) -> None:
         self.root, self.specs, self.num_steps = root, {spec.name: spec for spec in specs}, num_steps
+        self.replaced = replaced
         self.schema = steps_schema(self.specs)
 
     def read(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Return rows ``[start, stop)`` of one array, each chunk checked."""
+        """Return rows ``[start, stop)`` of one array, each chunk checked; steps of replaced episodes are not ``valid``."""
         spec, pieces = self.specs[name], []
         for shard in range(start // spec.shard_steps, -(-stop // spec.shard_steps)):
             offset = shard * spec.shard_steps
             with ShardReader(self.root / shard_path(spec, shard), spec) as reader:
                 pieces.append(reader.rows(max(start - offset, 0), min(stop - offset, spec.shard_steps)))
-        return np.concatenate(pieces) if pieces else np.zeros((0, *spec.row_shape), spec.dtype)
+        rows = np.concatenate(pieces) if pieces else np.zeros((0, *spec.row_shape), spec.dtype)
+        for first, last in self.replaced if name == "valid" else ():
+            rows[max(first - start, 0) : max(last - start, 0)] = False
+        return rows
 
     def blocks(self) -> Iterator[tuple[int, int]]:
         """Yield ``[start, stop)`` of at most :data:`BLOCK_STEPS`."""

@@ -3,7 +3,7 @@
 import errno
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from pipeline.report import ConvertReport, fault_line
 from pipeline.run_tasks import run_tasks
 from pipeline.shard_task import ShardResult
 from pipeline.sources import all_faults, fingerprint, open_sources
+from pipeline.store.copies import write_copies
 from pipeline.store.metadata import read_info
 from pipeline.views import Bindings, bind
 from pipeline.watch import Watch
@@ -74,6 +75,8 @@ class ConvertOptions:
     """Discard an unfinished run."""
     rehash: bool = False
     """Compare every source file by content, whatever its size and time say."""
+    replace: Sequence[str] = ()
+    """Episodes whose recording changed, by key or ``source/key``: the old one is served no more, the new one appended."""
     dry_run: bool = False
     """Plan, print, and stop."""
     cluster: ClusterOptions = ClusterOptions()
@@ -215,10 +218,11 @@ class _Conversion:
         return self._make(plan, found, lock)
 
     def _complete_documents(self) -> None:
-        """Write the arrays' own metadata where it is not what the root says: after a kill in the commit, or damage."""
+        """Write what follows the root, where it is not what the root says: after a kill in the commit, or damage."""
         if self.previous is not None:
             arrays = {name: (spec, self.previous.lengths[name]) for name, spec in self.previous.arrays.items()}
             write_array_documents(self.root, arrays, self.workspace.tmp)
+            write_copies(self.previous, self.workspace.tmp)
 
     def _nothing_new(self, plan: Plan, found: Changes) -> ConvertReport:
         if self.previous is None:
@@ -265,7 +269,7 @@ class _Conversion:
     def _changes(self) -> Changes:
         """Compare the sources with the dataset as it is now."""
         seen = Seen.load(self.workspace)
-        return find_changes(self.previous, self.sources, seen, rehash=self.asked.rehash)
+        return find_changes(self.previous, self.sources, seen, rehash=self.asked.rehash, replace=self.asked.replace)
 
     def _plan(self, found: Changes) -> Plan:
         indexes = [source.index for source in self.sources]
@@ -294,6 +298,7 @@ class _Conversion:
                 f"{first.message} (the recipe says stop)", first.reason, source=source, episode=first.episode
             )
         placed, more = self._place(accepted)
+        placed = [replace(episode, replaces=found.replaced.get(episode.name, -1)) for episode in placed]
         return Plan(
             generation=self.previous.generation + 1 if self.previous else 1,
             first_step=self.previous.num_steps if self.previous else 0,
@@ -407,11 +412,16 @@ class _Conversion:
             unchanged_episodes=found.unchanged,
             moved_episodes=found.moved,
             removed_episodes=found.removed,
+            replaced_episodes=tuple("/".join(episode.name) for episode in plan.episodes if episode.replaces >= 0),
             views=plan.bindings.views,
             signals=plan.bindings.signals,
             quarantined={reason: reasons.count(reason) for reason in dict.fromkeys(reasons)},
             problems=tuple(sorted(fault_line(source, fault) for source, fault in faults))[:20],
-            notes=(*(note for source in self.sources for note in source.index.notes), *self._planner_notes(plan)),
+            notes=(
+                *(f"{name} is what the dataset has already: nothing to replace" for name in found.same),
+                *(note for source in self.sources for note in source.index.notes),
+                *self._planner_notes(plan),
+            ),
         )
 
     def _planner_notes(self, plan: Plan) -> tuple[str, ...]:

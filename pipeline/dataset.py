@@ -18,7 +18,12 @@ Chunks = int | str | dict[Any, Any] | None
 
 
 def open_dataset(
-    path: str | Path, *, chunks: Chunks = None, physical: bool = False, normalized: bool = False
+    path: str | Path,
+    *,
+    chunks: Chunks = None,
+    physical: bool = False,
+    normalized: bool = False,
+    generation: int | None = None,
 ) -> xr.Dataset:
     """Open a dataset lazily: a value is read, and its checksum and place are verified, when it is asked for.
 
@@ -34,6 +39,8 @@ def open_dataset(
     normalized
         Give arrays whose attributes name a normalisation normalised, also where they are stored as uint8.
         Frames that are absent are zero either way.
+    generation
+        An older generation, as long as ``headrace gc`` has not removed it; the newest by default.
 
     Raises
     ------
@@ -47,7 +54,7 @@ def open_dataset(
     """
     if physical and normalized:
         raise UsageError("expected one of physical and normalized, found both; choose one")
-    info = read_info(path)
+    info = read_info(path, generation)
     reader = RowReader(info)
     form = "physical" if physical else "normalized" if normalized else "stored"
     variables = {name: _variable(reader, name, form) for name in info.arrays}

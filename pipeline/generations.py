@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.store.atomic import sync_folder
-from pipeline.store.metadata import read_info
+from pipeline.store.copies import copy_paths, write_copies
+from pipeline.store.metadata import COPIES, read_info
 from pipeline.workspace import Lock, Workspace
 from schemas.errors import PlanError
 
@@ -21,7 +22,7 @@ class Removed:
 
 
 def remove_old_generations(path: str | Path) -> Removed:
-    """Remove the tables of all generations but the committed one.
+    """Remove the tables, and their copies, of all generations but the committed one.
 
     Shards are shared by generations and stay. A process that opened an older generation keeps what it has read, and finds
     no tables of it any more.
@@ -43,10 +44,14 @@ def remove_old_generations(path: str | Path) -> Removed:
             raise PlanError(
                 "expected no unfinished conversion, found one; run the same `headrace convert` again, then this"
             )
-        kept = {ref.path for ref in info.tables.values()}
-        old = [file for file in sorted((root / "_tables").iterdir()) if f"_tables/{file.name}" not in kept]
-        nbytes = sum(file.stat().st_size for file in old)
-        for file in old:
-            file.unlink()
-        sync_folder(root / "_tables")
-    return Removed(generation=info.generation, paths=tuple(f"_tables/{file.name}" for file in old), nbytes=nbytes)
+        write_copies(info, workspace.tmp)
+        kept = {*(ref.path for ref in info.tables.values()), *copy_paths(info)}
+        present = [f"{folder}/{file.name}" for folder in ("_tables", COPIES) for file in (root / folder).iterdir()]
+        old = sorted(path for path in present if path not in kept)
+        nbytes = sum((root / path).stat().st_size for path in old)
+        for path in old:
+            (root / path).unlink()
+        for folder in ("_tables", COPIES):
+            sync_folder(root / folder)
+        workspace.clean()
+    return Removed(generation=info.generation, paths=tuple(old), nbytes=nbytes)

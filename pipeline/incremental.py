@@ -1,12 +1,16 @@
 """What a dataset, an unfinished plan and the sources have in common, and what changed between them."""
 
+import difflib
 import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
 
 from pipeline.sources import Source, digest_file, fingerprint, forget_digests
 from pipeline.store.metadata import ROOT_DOCUMENT, DatasetInfo, read_info
@@ -34,7 +38,9 @@ def read_previous(root: Path, workspace: Workspace) -> DatasetInfo | None:
         return None
     tables = root / "_tables"
     if tables.is_dir() and any(file.name.startswith("manifest-") for file in tables.iterdir()):
-        raise DatasetError(f"expected {ROOT_DOCUMENT} in {root}, found a dataset that lost it; restore it from a copy")
+        raise DatasetError(
+            f"expected {ROOT_DOCUMENT} in {root}, found a dataset that lost it; run `headrace verify --repair`"
+        )
     raise UsageError(f"expected a new folder or a dataset, found other files in {root}; choose another place")
 
 
@@ -107,6 +113,10 @@ class Changes:
     removed: tuple[str, ...]
     duplicates: tuple[tuple[str, Fault], ...]
     """``(source, fault)`` of episodes whose content the dataset has under a name that is still there."""
+    replaced: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """``(source, key) -> episode_index`` of those that a new recording is to replace."""
+    same: tuple[str, ...] = ()
+    """Episodes that were to be replaced, and are what the dataset has."""
 
 
 NOTHING = Changes([], Seen({}, {}), 0, (), (), ())
@@ -114,11 +124,16 @@ NOTHING = Changes([], Seen({}, {}), 0, (), (), ())
 
 
 def find_changes(
-    previous: DatasetInfo | None, sources: Sequence[Source], seen: Seen, *, rehash: bool = False
+    previous: DatasetInfo | None,
+    sources: Sequence[Source],
+    seen: Seen,
+    *,
+    rehash: bool = False,
+    replace: Sequence[str] = (),
 ) -> Changes:
     """Compare sources and dataset: by size and time first, then by content, so that touching, moving and renaming change nothing.
 
-    With ``rehash`` nothing is believed by size and time. PlanError where an episode changed.
+    With ``rehash`` nothing is believed by size and time. PlanError where an episode changed that ``replace`` does not name.
     """
     if rehash:
         forget_digests()
@@ -127,10 +142,11 @@ def find_changes(
     marks = {name: fingerprint(source.reader, ref) for name, (source, ref) in present.items()}
     contents = _Contents(known)
     places = _places(present)
+    asked = _named(replace, known, present)
     new, moved, duplicates, changed = [], {}, [], []
     for name, (source, ref) in present.items():
         old = name if name in known else seen.moved.get(name, "")
-        if old in known and not rehash and seen.marks.get(name) == marks[name]:
+        if old in known and not rehash and name not in asked and seen.marks.get(name) == marks[name]:
             pass
         elif name in known:
             if _read_files(source, ref) != known[name]:
@@ -145,10 +161,13 @@ def find_changes(
             duplicates.append((source.name, Fault(reason=Reason.DUPLICATE, message=message, episode=ref.key)))
         elif old != name:
             moved[name] = old
+    replaced = asked & set(changed)
+    new += [(present[name][0].name, present[name][1], marks[name]) for name in changed if name in replaced]
+    changed = [name for name in changed if name not in replaced]
     if changed:
         raise PlanError(
             f"expected the converted episodes to be as they were, found {len(changed)} changed: {', '.join(changed[:5])}; "
-            "restore them, or convert into a new dataset"
+            "restore them, add --replace EPISODE for each to take the new recording, or convert into a new dataset"
         )
     accounted = {*moved.values(), *(name for name in present if name in known)}
     return Changes(
@@ -158,7 +177,27 @@ def find_changes(
         moved=tuple(f"{old} -> {name}" for name, old in moved.items()),
         removed=tuple(sorted(known.keys() - accounted)),
         duplicates=tuple(duplicates),
+        replaced={(present[name][0].name, present[name][1].key): known_numbers(previous)[name] for name in replaced},
+        same=tuple(sorted(asked - replaced)),
     )
+
+
+def _named(replace: Sequence[str], known: Mapping[str, Files], present: Mapping[str, Any]) -> set[str]:
+    """Return the ``source/key`` names that ``--replace`` means; UsageError where it means none, several, or one that is gone."""
+    names = set()
+    for wanted in replace:
+        found = [wanted] if wanted in known else [name for name in known if name.endswith(f"/{wanted}")]
+        if len(found) != 1:
+            spelled = {part for name in known for part in (name, name.rpartition("/")[2])}
+            near = found or difflib.get_close_matches(wanted, sorted(spelled), n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(near[:5])}?" if near else "see `headrace info`"
+            raise UsageError(f"expected --replace with one episode of the dataset, found {wanted!r}; {hint}")
+        if found[0] not in present:
+            raise UsageError(
+                f"expected {found[0]} in the raw folders, to replace it by, found none; give the folder with it"
+            )
+        names.add(found[0])
+    return names
 
 
 class _Contents:
@@ -207,16 +246,28 @@ def _read_files(source: Source, ref: EpisodeRef) -> Files:
 
 
 def known_files(previous: DatasetInfo | None) -> dict[str, Files]:
-    """Return ``source/key -> files`` of the dataset's episodes."""
+    """Return ``source/key -> files`` of the dataset's episodes, those that were replaced aside."""
     if previous is None:
         return {}
-    episodes = read_table(previous, "episodes", ["source", "key"]).to_pylist()
-    known: dict[str, list[tuple[str, int, str]]] = {f"{row['source']}/{row['key']}": [] for row in episodes}
-    manifest = read_table(previous, "manifest", ["kind", "episode", "path", "nbytes", "xxh3"]).to_pylist()
-    for row in manifest:
-        if row["kind"] == "source":
-            known[row["episode"]].append((row["path"], row["nbytes"], row["xxh3"]))
-    return {name: tuple(files) for name, files in known.items()}
+    files = episode_files(previous)
+    return {name: files[number] for name, number in known_numbers(previous).items()}
+
+
+def known_numbers(previous: DatasetInfo | None) -> dict[str, int]:
+    """Return ``source/key -> episode_index`` of the dataset's episodes, those that were replaced aside."""
+    if previous is None:
+        return {}
+    rows = read_table(previous, "episodes", ["source", "key", "episode_index", "replaced_by"]).to_pylist()
+    return {f"{row['source']}/{row['key']}": row["episode_index"] for row in rows if row["replaced_by"] < 0}
+
+
+def episode_files(info: DatasetInfo) -> list[Files]:
+    """Return the files that each episode of the dataset was made from, replaced ones too."""
+    found: list[list[tuple[str, int, str]]] = [[] for _ in range(info.num_episodes)]
+    manifest = read_table(info, "manifest", ["kind", "episode_index", "path", "nbytes", "xxh3"])
+    for row in manifest.filter(pa.compute.equal(manifest["kind"], "source")).to_pylist():
+        found[row["episode_index"]].append((row["path"], row["nbytes"], row["xxh3"]))
+    return [tuple(files) for files in found]
 
 
 def refuse_other_recipe(previous: DatasetInfo, recipe: Recipe, shard_steps: int | None) -> None:

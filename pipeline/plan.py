@@ -40,6 +40,8 @@ class PlannedEpisode:
     """Rate of the output grid; 0 where the recording has none."""
     fingerprint: str
     """Digest of path, size and modification time of its files, by which a change under an unfinished plan is seen."""
+    replaces: int = -1
+    """``episode_index`` of the episode that it takes the place of; -1 for a new one."""
 
     @property
     def stop(self) -> int:

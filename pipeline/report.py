@@ -34,6 +34,8 @@ class ConvertReport:
     """``old -> new`` names of episodes that the sources have under another name now."""
     removed_episodes: tuple[str, ...]
     """Episodes of the dataset that the given sources no longer have."""
+    replaced_episodes: tuple[str, ...]
+    """Episodes whose old recording is served no more."""
     views: Mapping[str, tuple[str, ...]]
     signals: Mapping[str, tuple[str, ...]]
     quarantined: Mapping[str, int]

@@ -254,7 +254,8 @@ def print_dataset(summary: Mapping[str, Any]) -> None:
         steps = f"{row['stop'] - row['start']:,}" + (f" ({row['num_invalid']} invalid)" if row["num_invalid"] else "")
         masked = ", ".join(view for view in summary["views_from"] if view not in row["views"]) or "none"
         rates = f"{row['rate_hz']:g} Hz", f"{row['rate_measured_hz']:.2f} Hz"
-        table.add_row(*map(Text, (row["key"], steps, *rates, masked, said[:60])))
+        key = row["key"] + (f" (replaced by {row['replaced_by']})" if row["replaced_by"] >= 0 else "")
+        table.add_row(*map(Text, (key, steps, *rates, masked, said[:60])))
     console.print(table)
     _print_more(console, summary["episodes"], "episodes")
     if summary["quarantined"]:

@@ -7,6 +7,11 @@ from typing import Any
 
 from schemas.source import EpisodeRef, Fault, SourceIndex
 
+_EPISODE_COLUMNS = (
+    "key", "source", "start", "stop", "rate_hz", "rate_measured_hz", "jitter_s", "instructions",
+    "views", "num_invalid", "valid", "generation", "replaced_by",
+)  # fmt: skip
+
 
 def nbytes_text(nbytes: float) -> str:
     """Return bytes in decimal units.
@@ -87,7 +92,6 @@ def summarize_dataset(path: Path) -> dict[str, Any]:
     from pipeline.store.tables import read_table
 
     info = read_info(path)
-    episodes = read_table(info, "episodes")
     quarantine = read_table(info, "quarantine", ["reason"])["reason"].to_pylist()
     manifest = read_table(info, "manifest", ["kind", "nbytes", "array"]).to_pylist()
     sizes: dict[str, int] = {}
@@ -97,17 +101,18 @@ def summarize_dataset(path: Path) -> dict[str, Any]:
             sizes[row["array"]] = sizes.get(row["array"], 0) + row["nbytes"]
         else:
             source_nbytes += max(row["nbytes"], 0)
-    rows = episodes.select(
-        ["key", "source", "start", "stop", "rate_hz", "rate_measured_hz", "jitter_s", "instructions"]
-    )
-    more = episodes.select(["views", "num_invalid", "valid"]).to_pylist()
+    episodes = read_table(info, "episodes", _EPISODE_COLUMNS).to_pylist()
+    for row in episodes:
+        if row["replaced_by"] >= 0:
+            row["num_invalid"] = row["stop"] - row["start"]  # whatever it was: none of its steps is served
     return {
         "path": str(path),
         "format_version": info.attributes["format_version"],
         "generation": info.generation,
         "num_episodes": info.num_episodes,
         "num_steps": info.num_steps,
-        "num_invalid_steps": sum(row["num_invalid"] for row in more),
+        "num_invalid_steps": sum(row["num_invalid"] for row in episodes),
+        "num_replaced_episodes": sum(row["replaced_by"] >= 0 for row in episodes),
         "shard_steps": info.shard_steps,
         "recipe": info.recipe["name"],
         "codec": info.recipe["frames"]["codec"],
@@ -126,7 +131,7 @@ def summarize_dataset(path: Path) -> dict[str, Any]:
         "source_nbytes": source_nbytes,
         "quarantined": {reason: quarantine.count(reason) for reason in sorted(set(quarantine))},
         "tasks": read_table(info, "tasks")["task"].to_pylist(),
-        "episodes": [{**row, **rest} for row, rest in zip(rows.to_pylist(), more, strict=True)],
+        "episodes": episodes,
     }
 
 

@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from pipeline.store.atomic import read_regular
-from pipeline.store.metadata import ROOT_DOCUMENT, DatasetInfo, array_document, read_info
+from pipeline.store.atomic import read_regular, xxh3_hex
+from pipeline.store.copies import copied_tables, copy_paths
+from pipeline.store.metadata import ROOT_DOCUMENT, DatasetInfo, array_document, read_info, root_copy
 from pipeline.store.scan import REPAIR, Problem, Shard, scan_index, scan_shard, shards_of
 from pipeline.store.shards import decode_chunk
 from pipeline.store.tables import manifest_rows, read_document, read_table
@@ -31,7 +32,9 @@ UNDIGESTED = ("episode_index", "task_index", "valid")
 ROWS_UNIT_STEPS = 65_536
 """Steps whose digests one thread computes where no array is stored step by step."""
 
-_TABLE_NAME = re.compile(r"_tables/(episodes|steps|tasks|manifest|quarantine|norm_stats)-(\d+)\.(parquet|json)")
+_TABLE_NAME = re.compile(
+    r"(?:_tables|_copies)/(episodes|steps|tasks|manifest|quarantine|norm_stats|zarr)-(\d+)\.(parquet|json)"
+)
 _SHARD_NAME = re.compile(r"c\.(\d+)((?:\.0)*)")
 
 
@@ -97,6 +100,7 @@ class _Verification:
         self.nbytes = sum(self.sizes.values())
         self._count(ROOT_DOCUMENT)
         manifest, episodes = self._check_tables()
+        self._check_copies()
         self._check_documents()
         self._check_unknown_files()
         rows = self._manifest_rows(manifest)
@@ -115,6 +119,7 @@ class _Verification:
         info = self.info
         yield ROOT_DOCUMENT
         yield from (ref.path for ref in info.tables.values())
+        yield from copy_paths(info)
         for name in info.arrays:
             yield f"{name}/{ROOT_DOCUMENT}"
             yield from (shard.path for shard in shards_of(info, name, {}))
@@ -146,6 +151,22 @@ class _Verification:
                 )
             self._count(ref.path)
         return tables.get("manifest"), tables.get("episodes")
+
+    def _check_copies(self) -> None:
+        """Check the second copies of tables and root against what the root says of the first."""
+        root = read_regular(self.info.root / ROOT_DOCUMENT)
+        expected = {ref.path: (ref.nbytes, ref.xxh3) for ref in copied_tables(self.info).values()}
+        expected[root_copy(self.info.generation)] = (len(root), xxh3_hex(root))
+        for path, (nbytes, xxh3) in expected.items():
+            try:
+                data = read_regular(self.info.root / path)
+            except OSError as error:
+                self.problems.append(Problem(path=path, message=f"expected a copy, found {error.strerror}; {REPAIR}"))
+            else:
+                if (len(data), xxh3_hex(data)) != (nbytes, xxh3):
+                    message = f"expected a copy of {nbytes} bytes and xxh3 {xxh3}, found other bytes; {REPAIR}"
+                    self.problems.append(Problem(path=path, message=message))
+            self._count(path)
 
     def _check_documents(self) -> None:
         for name, spec in self.info.arrays.items():
@@ -198,6 +219,12 @@ class _Verification:
             message = f"expected {self.info.num_episodes} episodes that fill {self.info.num_steps} steps in order, found others"
             self.problems.append(Problem(path=self.info.tables["episodes"].path, message=message))
             return
+        replaced = [
+            [start, stop] for start, stop, by in zip(starts, stops, episodes["replaced_by"].to_pylist()) if by >= 0
+        ]
+        if replaced != self.info.attributes.get("replaced", []):
+            message = "expected the replaced episodes that the root names, found others"
+            self.problems.append(Problem(path=self.info.tables["episodes"].path, message=message))
         for name, expected in (("row_size", stops - starts), ("episode_ends", stops)):
             if name in rows and not bad.any() and not np.array_equal(rows[name], expected):
                 message = "expected the lengths of the episodes table, found others"

@@ -75,7 +75,7 @@ class DatasetReader:
         return spec
 
     def rows(self, name: str) -> np.ndarray:
-        """Return an array of small rows whole, verified, read-only; read once and kept."""
+        """Return an array of small rows whole, verified, read-only; read once and kept. Replaced steps are not ``valid``."""
         if name not in self._rows:
             self._rows[name] = self._read_rows(self.spec(name))
         return self._rows[name]
@@ -167,6 +167,8 @@ class DatasetReader:
             committed = self._manifest.row(spec, shard, stop)
             with ShardReader(self.info.root / committed.path, spec, committed=committed) as reader:
                 out[start:stop] = reader.rows(0, stop - start)
+        if spec.name == "valid":
+            self.info.hide_replaced(out, np.arange(length))
         out.flags.writeable = False
         return out
 

@@ -19,6 +19,10 @@ ROOT_DOCUMENT = "zarr.json"
 COORDINATES = ("episode_index", "timestamp_s")
 """Arrays that label steps: xarray shows them as coordinates."""
 
+COPIES = "_copies"
+"""Folder of the second copies of the root's metadata and of all tables but ``steps``, from which they are repaired."""
+
+_VERIFY = "run `headrace verify`"
 _ZERO_DIGEST = "0" * 32
 _ENDIAN = {"name": "bytes", "configuration": {"endian": "little"}}
 _CRC = {"name": "crc32c"}
@@ -54,6 +58,17 @@ class DatasetInfo:
     tables: Mapping[str, TableRef]
     attributes: Mapping[str, Any]
     """All of the root's ``headrace`` attributes."""
+
+    def hide_replaced(self, valid: np.ndarray, steps: np.ndarray) -> None:
+        """Set ``valid`` (bool, writable) False at the ``steps`` (int64, any order) of episodes that were replaced.
+
+        The array ``valid`` on disk says what was recorded: no committed byte changes when an episode is replaced.
+        """
+        ranges = self.attributes.get("replaced", [])
+        if ranges:
+            starts, stops = np.array(ranges, np.int64).T
+            last = np.searchsorted(starts, steps, side="right") - 1
+            valid[(last >= 0) & (steps < stops[last])] = False
 
 
 def canonical_json(value: Any) -> bytes:
@@ -130,8 +145,16 @@ def root_document(specs_and_lengths: Mapping[str, tuple[ArraySpec, int]], attrib
     return canonical_json(document)
 
 
-def read_info(path: str | Path) -> DatasetInfo:
+def root_copy(generation: int) -> str:
+    """Return the path of the copy of a generation's root metadata, relative to the dataset."""
+    return f"{COPIES}/zarr-{generation}.json"
+
+
+def read_info(path: str | Path, generation: int | None = None) -> DatasetInfo:
     """Read the root metadata of a finished dataset and check its digest; no other file is touched.
+
+    With ``generation`` an older one that ``headrace gc`` has not removed: committed steps never change, so that its
+    arrays are the beginnings of today's.
 
     Raises
     ------
@@ -139,7 +162,24 @@ def read_info(path: str | Path) -> DatasetInfo:
         Not a dataset, not a finished one, of a foreign version, or damaged; the message says which.
     """
     root = Path(path)
-    document = _parse(root, _read_root(root))
+    if generation is None:
+        return info_of(root, _read_root(root))
+    try:
+        found = info_of(root, read_regular(root / root_copy(generation)))
+    except OSError as error:
+        raise DatasetError(
+            f"expected generation {generation} of {root}, found none kept; open it without a generation for the newest"
+        ) from error
+    if found.generation != generation:
+        raise DatasetError(
+            f"expected generation {generation} of {root}, found {found.generation} in its place; {_VERIFY}"
+        )
+    return found
+
+
+def info_of(root: Path, raw: bytes) -> DatasetInfo:
+    """Return what root metadata says; DatasetError unless ``raw`` is exactly what was written."""
+    document = _parse(root, raw)
     try:
         return _info(root, document)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, SchemaError) as error:
@@ -201,7 +241,9 @@ def _read_root(root: Path) -> bytes:
             f"expected a finished dataset, found an unfinished conversion at {root}; run the same `headrace convert` again"
         )
     if any((root / "_tables").glob("manifest-*.parquet")):
-        raise DatasetError(f"expected {ROOT_DOCUMENT} in {root}, found a dataset that lost it; restore it from a copy")
+        raise DatasetError(
+            f"expected {ROOT_DOCUMENT} in {root}, found a dataset that lost it; run `headrace verify --repair`"
+        )
     version_2 = any((root / name).exists() for name in (".zgroup", ".zarray", ".zmetadata"))
     found = "a Zarr v2 store" if version_2 else "no zarr.json"
     raise DatasetError(f"expected a dataset, found {found} at {root}; make one with `headrace convert`")
@@ -210,7 +252,7 @@ def _read_root(root: Path) -> bytes:
 def _parse(root: Path, raw: bytes) -> dict[str, Any]:
     """Return the parsed root document if it is a dataset's, of this version, and whole."""
     file = root / ROOT_DOCUMENT
-    damaged = "run `headrace verify`, or restore the file from a copy"
+    damaged = "run `headrace verify --repair`, or restore the file from a copy"
     try:
         document = json.loads(raw)
     except (ValueError, RecursionError) as error:

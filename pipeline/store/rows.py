@@ -41,6 +41,8 @@ class RowReader:
     def take(self, name: str, steps: Int64[np.ndarray, " n"]) -> np.ndarray:
         """Return the rows of ``steps``, in any order, repeats allowed; zeros where a chunk is absent.
 
+        Steps of replaced episodes are not ``valid``.
+
         Raises
         ------
         DatasetError
@@ -59,6 +61,8 @@ class RowReader:
         for chunk, places in zip(wanted.tolist(), np.split(order, firsts[1:]), strict=False):
             self._read_chunk(spec, chunk, buffer)
             out[places] = buffer[steps[places] - chunk * spec.chunk_steps]
+        if name == "valid":
+            self.info.hide_replaced(out, steps)
         return out
 
     def _read_chunk(self, spec: ArraySpec, chunk: int, out: np.ndarray) -> None:

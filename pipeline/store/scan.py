@@ -12,7 +12,7 @@ from pipeline.store.shards import ABSENT, ShardReader, shard_path
 from schemas.dataset import ArraySpec, ShardRow
 from schemas.errors import DatasetError
 
-REPAIR = "restore the file from a copy, or convert into a new folder"
+REPAIR = "`--repair RAW` makes it again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,9 +32,14 @@ EPISODES = pa.schema(
         ("valid", pa.bool_()),
         ("digest", pa.string()),
         ("details", pa.string()),
+        ("generation", pa.int32()),
+        ("replaced_by", pa.int32()),
     ]
 )
-"""One row an episode; ``views`` are the target views it has, ``details`` is JSON."""
+"""One row an episode; ``views`` are the target views it has, ``details`` is JSON, ``generation`` is the one that it came with.
+
+``replaced_by`` is the ``episode_index`` of the episode that stands for it since, or -1; a replaced one is not ``valid``.
+"""
 
 TASKS = pa.schema([("task_index", pa.int32()), ("task", pa.string())])
 """One row a distinct instruction."""
@@ -66,9 +71,10 @@ MANIFEST = pa.schema(
         ("xxh3", pa.string()),
         ("chunk_crc32c", pa.list_(pa.uint32())),
         ("episode", pa.string()),
+        ("episode_index", pa.int32()),
     ]
 )
-"""One row a shard file (``kind`` shard) and one a source file (``kind`` source)."""
+"""One row a shard file (``kind`` shard) and one a source file (``kind`` source), of the episode of that index."""
 
 _LEADING = ("episode_index", "step_in_episode", "timestamp_s", "source_step", "task_index", "valid")
 _TRAILING = ("align_error_s",)
@@ -159,16 +165,20 @@ def read_document(info: DatasetInfo, name: str) -> bytes:
     try:
         data = read_regular(info.root / ref.path)
     except FileNotFoundError:
-        raise DatasetError("expected a table, found no such file; restore it from a copy", file=ref.path) from None
+        raise DatasetError(
+            "expected a table, found no such file; run `headrace verify --repair`", file=ref.path
+        ) from None
     except OSError as error:
         raise DatasetError(
-            f"expected a table, found: {error.strerror}; restore it from a copy", file=ref.path
+            f"expected a table, found: {error.strerror}; run `headrace verify --repair`", file=ref.path
         ) from error
     if len(data) != ref.nbytes:
-        raise ChecksumError(f"expected {ref.nbytes} bytes, found {len(data)}; restore it from a copy", file=ref.path)
+        raise ChecksumError(
+            f"expected {ref.nbytes} bytes, found {len(data)}; run `headrace verify --repair`", file=ref.path
+        )
     found = xxh3_hex(data)
     if found != ref.xxh3:
-        raise ChecksumError(f"expected xxh3 {ref.xxh3}, found {found}; restore it from a copy", file=ref.path)
+        raise ChecksumError(f"expected xxh3 {ref.xxh3}, found {found}; run `headrace verify --repair`", file=ref.path)
     return data
 
 
@@ -192,7 +202,7 @@ def read_table(info: DatasetInfo, name: str, columns: Sequence[str] | None = Non
             return file.read(columns=None if columns is None else list(columns))
     except (pa.ArrowException, OSError) as error:
         raise ChecksumError(
-            f"expected a sound Parquet file, found {error}; restore it from a copy", file=path
+            f"expected a sound Parquet file, found {error}; run `headrace verify --repair`", file=path
         ) from error
 
 
@@ -204,7 +214,7 @@ def manifest_table(shards: Iterable[ShardRow], sources: Iterable[Mapping[str, ob
     shards
         One row a shard file.
     sources
-        Mappings with ``episode``, ``path``, ``nbytes``, ``xxh3``.
+        Mappings with ``episode``, ``episode_index``, ``path``, ``nbytes``, ``xxh3``.
     """
     ordered = sorted(shards, key=lambda row: row.key)
     files = list(sources)
@@ -225,6 +235,7 @@ def manifest_table(shards: Iterable[ShardRow], sources: Iterable[Mapping[str, ob
         "xxh3": [row.xxh3 for row in ordered] + [file["xxh3"] for file in files],
         "chunk_crc32c": crcs,
         "episode": [""] * len(ordered) + [file["episode"] for file in files],
+        "episode_index": [-1] * len(ordered) + [file["episode_index"] for file in files],
     }
     return pa.table(columns, schema=MANIFEST)
 
@@ -233,7 +244,7 @@ def manifest_rows(table: pa.Table) -> dict[tuple[str, int], ShardRow]:
     """Return the manifest's shard rows by array and number."""
     shards = table.filter(pa.compute.equal(table["kind"], "shard")).combine_chunks()
     crcs = _crc_tuples(shards["chunk_crc32c"].combine_chunks())
-    columns = shards.drop_columns(["kind", "chunk_crc32c", "episode"]).to_pylist()
+    columns = shards.drop_columns(["kind", "chunk_crc32c", "episode", "episode_index"]).to_pylist()
     rows = (ShardRow(**values, chunk_crc32c=checksums) for values, checksums in zip(columns, crcs, strict=True))
     return {row.key: row for row in rows}
 

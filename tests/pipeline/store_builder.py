@@ -11,7 +11,8 @@ import xxhash
 
 from pipeline.store import tables
 from pipeline.store.atomic import write_atomic
-from pipeline.store.metadata import array_document, root_document
+from pipeline.store.copies import write_copies
+from pipeline.store.metadata import array_document, read_info, root_document
 from pipeline.store.shards import ShardReader, ShardWriter
 from schemas.dataset import ArraySpec, ShardRow
 
@@ -161,6 +162,7 @@ def write_dataset(
     write_atomic(root / "zarr.json", root_document(lengths, attributes), tmp)
     for name, (spec, length) in lengths.items():
         write_atomic(root / name / "zarr.json", array_document(spec, length), tmp)
+    write_copies(read_info(root), tmp)
     tmp.rmdir()
     return Built(root=root, specs=specs, arrays=arrays, episode_lengths=episode_lengths)
 
@@ -234,13 +236,16 @@ def write_tables(
             "valid": True,
             "digest": episode_digest(specs, arrays, start, stop),
             "details": json.dumps(details[index] if details else {}),
+            "generation": 1,
+            "replaced_by": -1,
         }
         episodes.append(row)
     local = np.concatenate([np.arange(length, dtype=np.int32) for length in episode_lengths] or [np.zeros(0, np.int32)])
     schema = tables.steps_schema(specs)
     batch = tables.steps_batch(schema, {**arrays, "step_in_episode": local})
     sources = [
-        {"episode": f"episode_{i}", "path": f"{i}.bin", "nbytes": i, "xxh3": f"{i:032x}"} for i in range(len(ends))
+        {"episode": f"test/episode_{i}", "episode_index": i, "path": f"{i}.bin", "nbytes": i, "xxh3": f"{i:032x}"}
+        for i in range(len(ends))
     ]
     contents = {
         "episodes": pa.Table.from_pylist(episodes, tables.EPISODES),

@@ -217,7 +217,7 @@ def test_old_generations_are_removed_when_asked_and_the_committed_one_stays(head
     out = tmp_path / "out"
     assert len(list((out / "_tables").iterdir())) == 12
     removed = json.loads(headrace("gc", out, "--json").out)
-    assert (removed["generation"], len(removed["paths"])) == (2, 6)
+    assert (removed["generation"], len(removed["paths"])) == (2, 12)
     assert sorted(path.name for path in (out / "_tables").iterdir()) == sorted(
         [f"{name}-2.parquet" for name in ("episodes", "manifest", "quarantine", "steps", "tasks")]
         + ["norm_stats-2.json"]
