@@ -14,6 +14,11 @@ from schemas.lanes import LaneGraph
 from tasks.opendrive import read_opendrive
 
 SUFFIXES = (".xodr", ".xodr.gz")
+PICKLED = ".npz"
+_PICKLED_MESSAGE = (
+    "expected an OpenDRIVE map, found {}: Bench2Drive's HD maps are pickles, which may run any code and are not opened; "
+    "give the town's .xodr as --map, from CARLA's Content/Carla/Maps/OpenDrive, of which they were made"
+)
 MAX_CACHED = 4
 """Maps kept in memory, the ones used last. Town12, the largest, takes 150 MB, and to parse 5 s and 0.5 GB (one core of a Xeon,
 2026-12): too little to be worth a cache on disk that can be stale."""
@@ -53,6 +58,8 @@ def find_map(path: str | Path, town: str = "") -> Path:
     whose layers can be switched off; their lanes are the same.
     """
     root = Path(path)
+    if root.suffix == PICKLED:
+        raise SourceError(_PICKLED_MESSAGE.format(root.name), Reason.UNSUPPORTED)
     if root.is_file():
         return root
     if not root.is_dir():
@@ -64,6 +71,9 @@ def find_map(path: str | Path, town: str = "") -> Path:
     wanted = _stem(re.split(r"[/\\]", town)[-1])
     found = names.get(wanted) or names.get(wanted.removesuffix("_opt"))
     if found is None:
+        pickled = sorted(file.name for file in root.iterdir() if file.suffix == PICKLED)
+        if pickled and not files:
+            raise SourceError(_PICKLED_MESSAGE.format(pickled[0]), Reason.UNSUPPORTED)
         have = ", ".join(sorted(names)) or "no .xodr or .xodr.gz file"
         raise SourceError(
             f"expected a map of {town or 'a named town'!r} in {root}, found {have}; give the file itself as --map",

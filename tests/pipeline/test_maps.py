@@ -68,6 +68,22 @@ def test_a_map_that_is_not_there_is_missed_by_name(folder, path, name, found):
     assert caught.value.reason is Reason.MISSING_FILE
 
 
+def test_a_pickled_map_is_refused_unopened_and_the_xodr_named(tmp_path):
+    """Bench2Drive's ``Town01_HD_map.npz`` holds an array of objects called ``arr``."""
+    file = tmp_path / "Town01_HD_map.npz"
+    roads = np.empty(1, object)
+    roads[0] = (0, {-1: [{"Points": [((1.0, 2.0, 0.0), (0.0, 0.0, 0.0), False)], "Type": "Solid"}]})
+    np.savez_compressed(file, arr=roads)
+    with np.load(file) as stored, pytest.raises(ValueError, match="allow_pickle=False"):
+        stored["arr"]
+    for path in (file, tmp_path):
+        with pytest.raises(SourceError, match=r"found Town01_HD_map.npz.*are pickles.*give the town's .xodr") as caught:
+            load_map(path, "Town01")
+        assert caught.value.reason is Reason.UNSUPPORTED
+    (tmp_path / "Town01.xodr").write_bytes(SMALL)
+    assert load_map(tmp_path, "Town01").ids.tolist() == [[1, 0, -1]]
+
+
 def test_a_broken_map_is_refused_with_its_path(folder):
     (folder / "Town01.xodr").write_bytes(SMALL[:100])
     with pytest.raises(SourceError, match=r"^map .*Town01.xodr: expected XML"):
