@@ -228,7 +228,9 @@ def verify(
 @app.command()
 def preview(
     path: Annotated[Path, typer.Argument(help="A folder of raw recordings, or a dataset.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="What to write: .html (a page) or .png (a picture).")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="What to write, by its ending: .html, .png, .mp4 or .rrd.")
+    ],
     episode: Annotated[int | None, typer.Option(help="The only episode to show, by its number.", min=0)] = None,
     episodes: Annotated[int, typer.Option(help="Episodes to show, at most.", min=1)] = 12,
     samples: Annotated[int, typer.Option(help="Planner samples to show, at most.", min=1)] = 6,
@@ -236,7 +238,7 @@ def preview(
     format: Format = "",
     reader: ReaderOptions = None,
 ) -> None:
-    """Look at recordings or a dataset: one page, or a picture, whose parts are sampled by rule."""
+    """Look at recordings or a dataset: a page, a picture, a video of one episode, or a Rerun recording."""
     from pipeline.preview import write_preview
     from pipeline.recipes import parse_flags
     from pipeline.summaries import nbytes_text

@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from pipeline.lerobot_episode import BLOCK_STEPS, CODEC_NAME, IMAGES, PIXEL_FORMAT, EpisodeFiles, Frames, write_episode
+from pipeline.lerobot_episode import BLOCK_STEPS, IMAGES, EpisodeFiles, Frames, write_episode
 from pipeline.loaders.frames import FRAMES, View, view_names
 from pipeline.loaders.reader import DatasetReader
 from pipeline.stats import Samples
 from pipeline.stats_export import LEROBOT_FEATURES, lerobot_episode_stats
 from pipeline.store.atomic import sync_folder
+from pipeline.video_file import CODEC_NAME, PIXEL_FORMAT
 from schemas.errors import DatasetError, UsageError
 
 VERSIONS = ("2.1",)

@@ -13,14 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from schemas.errors import UsageError
+from pipeline.video_file import VideoFile
 from tasks.decode import encode_jpeg
 
 IMAGES = ("png", "jpeg", "video")
 JPEG_QUALITY = 95
 BLOCK_STEPS = 64
 """Steps whose frames are held at once; a row group of a table with embedded images."""
-CODEC, CODEC_NAME, PIXEL_FORMAT = "libx264", "h264", "yuv420p"
 VIDEO_OPTIONS = {"g": "2", "crf": "18", "bf": "0", "preset": "veryfast", "mbtree": "0", "rc-lookahead": "0"}
 """A key frame every second frame, as LeRobot's own encoder has it: training seeks at random."""
 _CELL = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -61,7 +60,7 @@ def write_episode(
     stats = _PictureStats(_sampled(num_steps))
     with ExitStack() as stack:
         videos = {
-            name: stack.enter_context(_Video(path, features[name], files.rate_hz))
+            name: stack.enter_context(VideoFile(path, features[name]["shape"][:2], files.rate_hz, VIDEO_OPTIONS))
             for name, path in files.videos.items()
         }
         schema = _schema(columns, features)
@@ -120,43 +119,6 @@ def _png(picture: np.ndarray) -> bytes:
 
 def _jpeg(picture: np.ndarray) -> bytes:
     return encode_jpeg(picture, JPEG_QUALITY)
-
-
-class _Video:
-    """A video that is written block by block."""
-
-    def __init__(self, path: Path, feature: Mapping[str, Any], rate_hz: float) -> None:
-        self._path, self._rate_hz = path, rate_hz
-        self._height, self._width = feature["shape"][:2]
-
-    def __enter__(self) -> "_Video":
-        from fractions import Fraction
-
-        import av  # takes long to import, and embedded images need none of it
-
-        if CODEC not in av.codecs_available:
-            raise UsageError(f"expected the video encoder {CODEC}, found a build of av without it; export images='png'")
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._container = av.open(str(self._path), "w", options={"fflags": "+bitexact"})
-        rate = Fraction(self._rate_hz).limit_denominator(1001)
-        stream = self._container.add_stream(CODEC, rate=rate, options=VIDEO_OPTIONS)
-        if not isinstance(stream, av.VideoStream):
-            raise UsageError(f"expected a video encoder, found {CODEC}; install another build of av")
-        stream.width, stream.height, stream.pix_fmt, stream.thread_count = self._width, self._height, PIXEL_FORMAT, 1
-        self._stream, self._from_array = stream, av.VideoFrame.from_ndarray
-        return self
-
-    def write(self, pictures: np.ndarray) -> None:
-        """Append frames."""
-        for picture in pictures:
-            self._container.mux(self._stream.encode(self._from_array(picture, format="rgb24")))
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        try:
-            if kind is None:
-                self._container.mux(self._stream.encode(None))
-        finally:
-            self._container.close()
 
 
 def _sampled(num_steps: int) -> np.ndarray:

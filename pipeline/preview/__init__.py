@@ -20,7 +20,7 @@ def write_preview(
     path
         A folder of recordings, or a dataset.
     output
-        ``.html`` for a page, ``.png`` for a picture.
+        ``.html`` for a page, ``.png`` for a picture, ``.mp4`` for a video of one episode, ``.rrd`` for Rerun.
     format, reader
         Of raw recordings, as for :func:`pipeline.readers.open_source`.
     options
@@ -41,10 +41,12 @@ def write_preview(
 
 
 def _writer(output: Path) -> Callable[..., Mapping[str, object]]:
+    from pipeline.preview.film import write_film
     from pipeline.preview.page import write_page
+    from pipeline.preview.rerun_file import write_recording
     from pipeline.preview.stills import write_picture
 
-    writers = {".html": write_page, ".png": write_picture}
+    writers = {".html": write_page, ".png": write_picture, ".mp4": write_film, ".rrd": write_recording}
     if output.suffix.lower() not in writers:
         raise UsageError(f"expected an output that ends in {', '.join(writers)}, found {output.name!r}; rename it")
     if not output.resolve().parent.is_dir():

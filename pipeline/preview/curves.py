@@ -92,7 +92,7 @@ def _short(value: float) -> str:
 
 def trajectories(material: Material) -> Markup | None:
     """Return ways in the plane, of whatever features are told to be x and y by their names."""
-    every = [(signal.name, k, _whole_name(signal, k)) for signal, count in material.signals for k in range(count)]
+    every = [(signal.name, k, signal.whole_name(k)) for signal, count in material.signals for k in range(count)]
     pairs = positions([feature for _, _, feature in every])[:6]
     if not every:
         return None
@@ -115,12 +115,6 @@ def trajectories(material: Material) -> Markup | None:
 
 
 # -- time --------------------------------------------------------------------------------------------------------------
-
-
-def _whole_name(signal: Signal, k: int) -> str:
-    """Return a feature's name with that of its signal, since many a signal's features are called just x and y."""
-    feature = signal.features[k]
-    return feature if feature.startswith(signal.name) or "." in feature else f"{signal.name}.{feature}"
 
 
 def timing(material: Material) -> Markup:

@@ -38,7 +38,7 @@ class DatasetSubject:
             _episode(row) for row in read_table(self.info, "episodes", _COLUMNS).to_pylist()
         ]
         bindings = self.info.attributes["bindings"]["views"]
-        self._sources: dict[str, list[str]] = {view: list(names) for view, names in bindings.items()}
+        self._sources = {view["name"]: list(bindings[view["name"]]) for view in self.info.recipe["views"]}
         self.views: Mapping[str, str] = {
             view: f"{self.info.arrays[f'rgb_{view}'].row_shape[1]} x {self.info.arrays[f'rgb_{view}'].row_shape[0]} px, "
             + (f"from {' or '.join(names)}" if names else "from nothing")
@@ -48,15 +48,14 @@ class DatasetSubject:
 
     def _signals(self) -> Iterator[Signal]:
         scaling = json.loads(read_document(self.info, "norm_stats")).get("norm_stats", {})
-        for name, spec in self.info.arrays.items():
-            attributes = dict(spec.attributes)
-            if spec.dims[0] == "step" and len(spec.row_shape) == 1 and "columns" in attributes:
-                units = attributes.get("feature_units", ("",) * spec.row_shape[0])
-                known = scaling.get(name, {})
+        for name in (signal["name"] for signal in self.info.recipe["signals"]):
+            if name in self.info.arrays:
+                attributes, known = dict(self.info.arrays[name].attributes), scaling.get(name, {})
+                features = tuple(attributes["features"])
                 yield Signal(
                     name=name,
-                    features=tuple(attributes["features"]),
-                    units=tuple(units),
+                    features=features,
+                    units=tuple(attributes.get("feature_units", ("",) * len(features))),
                     mean=tuple(known.get("mean", ())),
                     std=tuple(known.get("std", ())),
                 )

@@ -94,7 +94,7 @@ def _facts(material: Material) -> Markup:
         ("Steps", f"{subject.num_steps:,}"),
         ("Duration", f"{duration_s / 3600:.1f} h" if duration_s >= 7200 else f"{duration_s:.1f} s"),
         ("Rate", listed),
-        ("Refused", f"{sum(material.refusals.counts.values()):,} pieces"),
+        ("Refused pieces", f"{sum(material.refusals.counts.values()):,}"),
         *subject.facts(),
         ("Shown here, evenly spread", sections.of(len(chosen), len(subject.episodes), "episodes")),
     ]

@@ -51,6 +51,12 @@ _DASHED = frozenset({"history"})
 _BACKGROUND, _INK = "#f6f8fa", "#24292f"
 
 
+def colour_of(kind: str) -> tuple[int, int, int]:
+    """Return red, green and blue of a kind of mark."""
+    red, green, blue = bytes.fromhex(COLOURS[kind][1:])
+    return red, green, blue
+
+
 class PlannerSamples:
     """The samples of a planner dataset, read one at a time and in their physical units.
 
@@ -161,7 +167,8 @@ def draw_picture(marks: Sequence[Mark], *, title: str, side_px: int = SIDE_PX) -
     pen.line([(14 * factor, low), (14 * factor + bar * scale, low)], fill=_INK, width=2 * factor)
     font = ImageFont.load_default(13 * factor)
     pen.text((14 * factor, low - 6 * factor), f"{bar} m", _INK, font, anchor="ls")
-    pen.rectangle((0, 0, whole_px, 34 * factor), _BACKGROUND)
+    if title:
+        pen.rectangle((0, 0, whole_px, 34 * factor), _BACKGROUND)
     pen.text((14 * factor, 24 * factor), title, _INK, font, anchor="ls")
     return image.resize((side_px, side_px), Image.Resampling.LANCZOS)
 

@@ -190,7 +190,13 @@ def hints(material: Material) -> Markup:
     total = sum(material.refusals.counts.values())
     if total:
         found.append(
-            join([f"{total:,} pieces of the input were refused: see ", tag("a", "Quarantine", href="#refused"), "."])
+            join(
+                [
+                    f"{total:,} piece{'s' if total != 1 else ''} of the input refused: see ",
+                    tag("a", "Quarantine", href="#refused"),
+                    ".",
+                ]
+            )
         )
     invalid = sum(episode.num_invalid for episode in material.subject.episodes)
     if invalid:

@@ -47,6 +47,11 @@ class Signal:
     """By which training normalises it; empty where nothing says."""
     std: tuple[float, ...] = ()
 
+    def whole_name(self, k: int) -> str:
+        """Return a feature's name with that of its signal, since many a signal's features are called just x and y."""
+        feature = self.features[k]
+        return feature if feature.startswith(self.name) or "." in feature else f"{self.name}.{feature}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusals:

@@ -1,11 +1,13 @@
 """What a preview shows, and that it is one safe page of bounded size whatever it is made of."""
 
+import importlib.util
 import json
 import math
 import re
 import shutil
 import time
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -17,16 +19,17 @@ from PIL import Image
 from pipeline.cluster import ClusterOptions
 from pipeline.conversion import convert
 from pipeline.preview import write_preview
+from pipeline.preview.film import Film
 from pipeline.preview.material import PreviewOptions, open_subject
 from pipeline.preview.page import MAX_NBYTES, build_page
 from pipeline.preview.planner_view import COLOURS, counted, draw_picture, draw_svg
 from pipeline.preview.raw_subject import as_picture
 from pipeline.preview.subject import Episode, Refusals, Signal
-from schemas.errors import Reason, UsageError
+from schemas.errors import MissingExtraError, Reason, UsageError
 from schemas.source import Fault
 from tasks.from_above import marks_of
 from tests.pipeline.readers.builders import write_lerobot, write_npy
-from tests.pipeline.recordings import truncate, write_recipe, write_route
+from tests.pipeline.recordings import frame, truncate, write_recipe, write_route
 from tests.tasks.test_from_above import sample
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> \" ' & &amp; ]]> שלום \u202e \x00\x07"
@@ -242,6 +245,41 @@ def test_depth_and_labels_become_pictures():
     labels = as_picture(np.array([[0, 1, 2, 1]], np.uint8))
     assert labels[0, 0].tolist() == [0, 0, 0]
     assert labels[0, 1].tolist() == labels[0, 3].tolist() != labels[0, 2].tolist()
+
+
+def test_a_video_shows_every_step_of_an_episode_in_order(folder, tmp_path):
+    import av
+
+    written = write_preview(folder / "out", tmp_path / "episode.mp4", episode=0)
+    assert written["pictures"] == written["steps"] == 9
+    with av.open(str(tmp_path / "episode.mp4")) as video:
+        pictures = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
+        assert float(video.streams.video[0].average_rate) == written["rate_hz"] == 2
+    assert len(pictures) == 9
+    redness = [(picture[-40:, :342, 0].astype(int) - picture[-40:, :342, 1]).sum(axis=0) for picture in pictures]
+    now = [int(row.argmax()) for row in redness]
+    assert now == sorted(set(now))  # the line moves on at every step
+    expected = [frame(1, step, 0)[1:].mean(axis=(0, 1)) for step in range(9)]
+    found = [picture[80:280, 8:330].mean(axis=(0, 1)) for picture in pictures]
+    assert [np.abs(np.array(expected) - row).sum(axis=1).argmin() for row in found] == list(range(9))
+
+
+def test_a_long_episode_is_shown_at_its_own_speed():
+    huge = Huge()
+    huge.episodes = [replace(huge.episodes[0], num_steps=100_000, rate_hz=30.0)]
+    film = Film(huge, 0)
+    assert len(film.steps) <= 1800
+    assert len(film.steps) / film.rate_hz == pytest.approx(100_000 / 30.0, rel=1e-3)
+
+
+def test_a_rerun_recording_needs_its_extra(folder, tmp_path):
+    if importlib.util.find_spec("rerun") is None:
+        with pytest.raises(MissingExtraError, match=r"headrace\[rerun\]"):
+            write_preview(folder / "out", tmp_path / "out.rrd")
+        return
+    written = write_preview(folder / "out", tmp_path / "out.rrd")
+    data = (tmp_path / "out.rrd").read_bytes()
+    assert written["episodes"] == [0, 1] and data[:3] == b"RRF"
 
 
 # -- planner samples ---------------------------------------------------------------------------------------------------
