@@ -90,12 +90,7 @@ def samples_of(actions: np.ndarray, mask: tuple[bool, ...] | None = None) -> Sam
 
 def moments_alone(samples: Samples) -> stats.Summary:
     """Reduce absolute actions to moments without counting for quantiles."""
-    seen = samples.seen(ACTIONS)
-    parts = [stats.moments(*batch) for tile in range(seen.num_tiles) for batch in seen.batches(tile)]
-    total = parts[0]
-    for part in parts[1:]:
-        total = stats.merge(total, part)
-    return stats.finalize(total, {})
+    return summarize(samples.seen(ACTIONS), ())
 
 
 def chunks_of(samples: Samples) -> np.ndarray:

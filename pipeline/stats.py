@@ -1,13 +1,12 @@
 """Statistics of what training sees, without touching a pixel and in bounded memory: openpi's ``norm_stats.json``.
 
 An array is reduced tile by tile, :data:`TILE_STEPS` steps each, and the tiles' moments are merged in step order, so that the
-result has the same bits however the tiles were shared out; counts are integers and add in any order. Memory is two
-tiles of rows and the counts (65,536 x dimensions x 8 bytes a thread, three times that in the second pass).
+result has the same bits however the tiles were shared out; counts are integers and add in any order. Memory is a few
+tiles of rows and the counts of :mod:`tasks.quantiles` a thread.
 """
 
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,15 +16,17 @@ from jaxtyping import Bool, Float32, Int64
 
 from schemas.errors import DatasetError, SchemaError, locate
 from tasks import stats
+from tasks.kernels.quantiles import Chunks, count_rows
+from tasks.quantiles import Brackets, Counts, guess, narrow, search
 
-STATS_VERSION = 1
+STATS_VERSION = 2
 """Of the ``headrace`` record; raised when the same data would give other numbers."""
 
 TILE_STEPS = 65536
 """Steps whose moments are reduced together: 3.7 MB of 14 float32 columns. Part of the result's last bits."""
 
-BATCH_ROWS = 16384
-"""Rows of delta chunks built at a time, so that they stay in a core's cache. Part of the result's last bits."""
+SAMPLE_WINDOWS, SAMPLE_STEPS = 512, 64
+"""What the quantiles are guessed from: so many windows, evenly spread, of so many steps."""
 
 STATE, ACTIONS = "state", "actions"
 
@@ -69,7 +70,7 @@ class Samples:
             num_dims=self.num_dims(array),
             runs=self.runs(),
             horizon=self.horizon if is_chunked else 1,
-            is_delta=is_chunked and any(self.delta_mask or ()),
+            deltas=tuple(np.flatnonzero(self.delta_mask or ()).tolist()) if is_chunked else (),
         )
 
     def rows(self, array: str, start: int, stop: int, *, num_dims: int) -> Float32[np.ndarray, "step dim"]:
@@ -104,7 +105,8 @@ class SeenRows:
     num_dims: int
     runs: stats.Runs
     horizon: int
-    is_delta: bool
+    deltas: tuple[int, ...] = ()
+    """Columns that are relative to the state at the anchor, so that every chunk must be looked at."""
     tile_steps: int = TILE_STEPS
 
     @property
@@ -112,32 +114,59 @@ class SeenRows:
         """Number of tiles, the last of which may be short."""
         return -(-len(self.samples.valid) // self.tile_steps)
 
-    def batches(self, tile: int) -> Iterator[Batch]:
-        """Yield the rows of a tile with their weights; the next batch may reuse their memory."""
-        start = tile * self.tile_steps
-        stop = min(start + self.tile_steps, len(self.samples.valid))
-        yield from self._enumerated(start, stop) if self.is_delta else self._weighted(start, stop)
-
-    def _weighted(self, start: int, stop: int) -> Iterator[Batch]:
+    def reduce(self, tile: int, brackets: Brackets, counts: Counts, *, with_moments: bool) -> stats.Moments | None:
+        """Count a tile's values in ``brackets`` and return their moments, or None where nothing of it is seen or wanted."""
+        start, stop = self._bounds(tile)
         weights = stats.chunk_weights(self.runs, horizon=self.horizon, start=start, stop=stop)
-        if weights.any():
-            yield self.samples.rows(self.array, start, stop, num_dims=self.num_dims), weights
-
-    def _enumerated(self, start: int, stop: int) -> Iterator[Batch]:
         anchors, lasts = stats.anchors_between(self.runs, start, stop)
-        if not len(anchors):
-            return
-        end = int(min(stop + self.horizon - 1, lasts[-1] + 1))
-        actions = self.samples.rows(self.array, start, end, num_dims=self.num_dims)
+        if not weights.any() and not len(anchors):
+            return None
+        end = int(min(stop + self.horizon - 1, lasts[-1] + 1)) if self.deltas and len(anchors) else stop
+        actions = self.samples.rows(self.array, start, max(end, stop), num_dims=self.num_dims)
+        rows = actions[: stop - start]
+        count_rows(rows, rows.view(np.uint32), weights, search(brackets, counts, skip=self.deltas))
+        moments = stats.moments(rows, weights) if with_moments else None
+        if self.deltas:
+            chunks = Chunks(
+                actions=np.ascontiguousarray(actions.T),
+                offsets=np.ascontiguousarray(self._offsets(start, stop)[anchors - start].T),
+                anchors=anchors - start,
+                lasts=lasts - start,
+                horizon=self.horizon,
+            )
+            found = stats.delta_moments(chunks, self.deltas, search(brackets, counts), with_moments=with_moments)
+            moments = stats.replace_columns(moments, found, self.deltas) if moments else None
+        return moments
+
+    def sample(self) -> Batch:
+        """Return some of the rows with their weights, spread over all steps; of delta chunks every 32nd."""
+        windows = [self._window(start) for start in self._sample_starts()]
+        return tuple(map(np.concatenate, zip(*windows)))  # type: ignore[return-value]
+
+    def _sample_starts(self) -> range:
+        num_steps = len(self.samples.valid)
+        return range(0, num_steps, max(SAMPLE_STEPS, num_steps // SAMPLE_WINDOWS // SAMPLE_STEPS * SAMPLE_STEPS))
+
+    def _window(self, start: int) -> Batch:
+        stop = min(start + SAMPLE_STEPS, len(self.samples.valid))
+        if not self.deltas:
+            weights = stats.chunk_weights(self.runs, horizon=self.horizon, start=start, stop=stop)
+            return self.samples.rows(self.array, start, stop, num_dims=self.num_dims), weights
+        anchors, lasts = (values[::32] for values in stats.anchors_between(self.runs, start, stop))
+        end = int(min(stop + self.horizon - 1, lasts[-1] + 1)) if len(lasts) else stop
+        actions = self.samples.rows(self.array, start, max(end, stop), num_dims=self.num_dims)
+        out = np.empty((len(anchors), self.horizon, self.num_dims), dtype=np.float32)
+        near = anchors - start
+        rows = stats.delta_chunks(actions, self._offsets(start, stop)[near], near, lasts - start, out)
+        return rows, np.ones(len(rows), dtype=np.int64)
+
+    def _offsets(self, start: int, stop: int) -> Float32[np.ndarray, "step dim"]:
         states = self.samples.rows(STATE, start, stop, num_dims=self.samples.num_dims(STATE))
-        offsets = stats.delta_offsets(states, self.samples.delta_mask or (), self.num_dims)
-        step = max(1, BATCH_ROWS // self.horizon)
-        out = np.empty((min(step, len(anchors)), self.horizon, self.num_dims), dtype=np.float32)
-        weights = np.ones(out.shape[0] * self.horizon, dtype=np.int64)
-        for first in range(0, len(anchors), step):
-            near, far = anchors[first : first + step] - start, lasts[first : first + step] - start
-            rows = stats.delta_chunks(actions, offsets[near], near, far, out[: len(near)])
-            yield rows, weights[: len(rows)]
+        return stats.delta_offsets(states, self.samples.delta_mask or (), self.num_dims)
+
+    def _bounds(self, tile: int) -> tuple[int, int]:
+        start = tile * self.tile_steps
+        return start, min(start + self.tile_steps, len(self.samples.valid))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +174,7 @@ class Partial:
     """What a pass over some tiles gives: merges with others in any order, to the same bits."""
 
     tiles: dict[int, stats.Moments]
-    counts: Int64[np.ndarray, "65536 dim"]
+    counts: Counts
 
     def merge(self, other: "Partial") -> "Partial":
         """Join two passes over different tiles."""
@@ -156,36 +185,27 @@ class Partial:
         return functools.reduce(stats.merge, (self.tiles[tile] for tile in sorted(self.tiles)))
 
 
-def reduce_tiles(seen: SeenRows, tiles: Iterable[int]) -> Partial:
-    """Run the first pass over some tiles: moments, and counts by the upper half of each value."""
-    counts = stats.new_high_counts(seen.num_dims)
-    moments: dict[int, stats.Moments] = {}
-    for tile in tiles:
-        parts = []
-        for rows, weights in seen.batches(tile):
-            parts.append(stats.moments(rows, weights))
-            stats.add_high_counts(rows, weights, counts)
-        if parts:
-            moments[tile] = functools.reduce(stats.merge, parts)
-    return Partial(moments, counts)
+def reduce_tiles(seen: SeenRows, tiles: Iterable[int], brackets: Brackets, *, with_moments: bool = True) -> Partial:
+    """Run one pass over some tiles."""
+    counts = Counts.of(brackets)
+    found = {tile: seen.reduce(tile, brackets, counts, with_moments=with_moments) for tile in tiles}
+    return Partial({tile: moments for tile, moments in found.items() if moments is not None}, counts)
 
 
 def summarize(seen: SeenRows, percentiles: Sequence[int] = stats.PERCENTILES, *, threads: int = 1) -> stats.Summary:
-    """Reduce one array to its statistics, in two passes over its rows; the same bits for any number of threads."""
+    """Reduce one array to its statistics, mostly in two passes over its rows; the same bits for any number of threads."""
     blocks = [range(block, seen.num_tiles, threads) for block in range(threads)]
-    partial = functools.reduce(Partial.merge, _map(lambda tiles: reduce_tiles(seen, tiles), blocks))
-    bins, ranks = stats.find_bins(partial.counts, percentiles)
+    brackets = guess(*seen.sample(), percentiles)
+    partial = functools.reduce(Partial.merge, _map(lambda tiles: reduce_tiles(seen, tiles, brackets), blocks))
+    total, counts = partial.total(), partial.counts
+    while not (brackets := narrow(brackets, counts, total.count.astype(np.int64))).is_found.all():
 
-    def refine(tiles: Iterable[int]) -> np.ndarray:
-        counts = stats.new_low_counts(bins)
-        for rows, weights in itertools.chain.from_iterable(map(seen.batches, tiles)):
-            stats.add_low_counts(rows, weights, bins, counts)
-        return counts
+        def count(tiles: Iterable[int], brackets: Brackets = brackets) -> Counts:
+            return reduce_tiles(seen, tiles, brackets, with_moments=False).counts
 
-    low_counts = functools.reduce(np.add, _map(refine, blocks if percentiles else [()]))
-    values = stats.find_percentiles(low_counts, bins, ranks)
+        counts = functools.reduce(Counts.__add__, _map(count, blocks))
     with locate(array=seen.array):
-        return stats.finalize(partial.total(), dict(zip(percentiles, values, strict=True)))
+        return stats.finalize(total, dict(zip(percentiles, brackets.values(), strict=True)))
 
 
 def norm_stats(

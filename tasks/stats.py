@@ -3,31 +3,28 @@
 Training draws a valid step ``t`` (an anchor) and sees its state and the chunk of actions ``a[min(t + k, last)]`` for
 ``k < horizon``, where ``last`` ends the run of valid steps, within the episode, that ``t`` lies in. Of absolute actions
 every step is therefore seen a number of times that only its place in the run decides (:func:`chunk_weights`), and no
-chunk need be built. Of delta actions the values differ from chunk to chunk, so they are enumerated
-(:func:`delta_chunks`).
+chunk need be built. Of delta actions the values differ from chunk to chunk, so all are looked at
+(:func:`delta_moments`).
 
 Moments are float64, each around its own mean. The tempting ``mean(x**2) - mean(x)**2`` cancels: at mean 1e3 and
 std 1e-2 in float32 it keeps no correct digit.
 
-A quantile ``q`` of ``n`` values is the smallest value that at least ``q n`` of them do not exceed: NumPy's
-``inverted_cdf``, an order statistic that occurs in the data. It is exact: float32 values are counted by their upper
-16 bits, then those of the one bin that holds the quantile by their lower 16. Counts are integers, so they add in any
-order. All values are those that training sees, in float32; NaN and infinity are left out and counted.
+Quantiles are exact (:mod:`tasks.quantiles`). All values are those that training sees, in float32; NaN and infinity are left
+out and counted.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int64, UInt32
+from jaxtyping import Bool, Float32, Float64, Int64
 
 from schemas.errors import DatasetError, SchemaError, UsageError
+from tasks.kernels.quantiles import Chunks, Search, reduce_chunks
 from tasks.kernels.stats import (
     HIGH,
     LOW,
     add_moments,
-    count_high,
-    count_low,
     fill_delta,
     fill_weights,
     merge_moments,
@@ -174,6 +171,24 @@ def delta_offsets(
     return offsets
 
 
+def delta_moments(chunks: Chunks, columns: Sequence[int], search: Search, *, with_moments: bool) -> Moments:
+    """Reduce ``columns`` of the chunks that :func:`delta_chunks` would build, without building them.
+
+    Their values are counted in ``search`` (see :func:`tasks.quantiles.search`); the moments are those of nothing unless
+    ``with_moments``.
+    """
+    state = _no_moments(len(chunks.actions))
+    reduce_chunks(chunks, np.asarray(columns, dtype=np.int64), with_moments, search, state)
+    return Moments(*state)
+
+
+def replace_columns(first: Moments, second: Moments, columns: Sequence[int]) -> Moments:
+    """Return ``first`` with some columns of ``second``."""
+    state = np.stack(_rows_of(first))
+    state[:, list(columns)] = np.stack(_rows_of(second))[:, list(columns)]
+    return Moments(*state)
+
+
 def moments(rows: Float32[np.ndarray, "row dim"], weights: Int64[np.ndarray, "row"]) -> Moments:
     """Reduce one block, in float64 and around its own mean. Rows of weight 0 may hold anything."""
     scratch = np.empty((6, rows.shape[1]))
@@ -211,66 +226,6 @@ def finalize(total: Moments, percentiles: dict[int, Float64[np.ndarray, "dim"]])
         high=total.high + 0.0,
         percentiles=percentiles,
     )
-
-
-def new_high_counts(num_dims: int) -> Int64[np.ndarray, "65536 dim"]:
-    """Return the empty counts that :func:`add_high_counts` adds to."""
-    return np.zeros((65536, num_dims), dtype=np.int64)
-
-
-def add_high_counts(
-    rows: Float32[np.ndarray, "row dim"], weights: Int64[np.ndarray, "row"], counts: Int64[np.ndarray, "65536 dim"]
-) -> None:
-    """Count rows by the upper 16 bits of their values: the first of two passes over the data."""
-    count_high(rows.view(np.uint32), weights, counts)
-
-
-def new_low_counts(bins: UInt32[np.ndarray, "dim percentile"]) -> Int64[np.ndarray, "65536 dim percentile"]:
-    """Return the empty counts that :func:`add_low_counts` adds to."""
-    return np.zeros((65536, *bins.shape), dtype=np.int64)
-
-
-def add_low_counts(
-    rows: Float32[np.ndarray, "row dim"],
-    weights: Int64[np.ndarray, "row"],
-    bins: UInt32[np.ndarray, "dim percentile"],
-    counts: Int64[np.ndarray, "65536 dim percentile"],
-) -> None:
-    """Count the rows of the bins that :func:`find_bins` named by their lower 16 bits: the second pass."""
-    count_low(rows.view(np.uint32), weights, bins, counts)
-
-
-def find_bins(
-    counts: Int64[np.ndarray, "65536 dim"], percentiles: Sequence[int]
-) -> tuple[UInt32[np.ndarray, "dim percentile"], Int64[np.ndarray, "dim percentile"]]:
-    """Find for each dimension and percentile the bin that holds it, and its rank among the values of that bin."""
-    num_dims = counts.shape[1]
-    bins = np.empty((num_dims, len(percentiles)), dtype=np.uint32)
-    ranks = np.empty((num_dims, len(percentiles)), dtype=np.int64)
-    for dim in range(num_dims):
-        reached = np.cumsum(counts[:, dim])
-        for column, percent in enumerate(percentiles):
-            rank = max(1, -(-int(reached[-1]) * percent // 100))  # integers: 0.07 * 100 is 7.000000000000001
-            found = min(int(np.searchsorted(reached, rank)), 65535)  # beyond only where nothing was counted
-            bins[dim, column] = found
-            ranks[dim, column] = rank - (reached[found - 1] if found else 0)
-    return bins, ranks
-
-
-def find_percentiles(
-    counts: Int64[np.ndarray, "65536 dim percentile"],
-    bins: UInt32[np.ndarray, "dim percentile"],
-    ranks: Int64[np.ndarray, "dim percentile"],
-) -> Float64[np.ndarray, "percentile dim"]:
-    """Read the percentiles off the second pass's counts."""
-    values = np.empty(bins.shape, dtype=np.uint32)
-    for dim, column in np.ndindex(*bins.shape):
-        counted = int(np.argmax(bins[dim] == bins[dim, column]))  # percentiles that share a bin are counted once
-        low = int(np.searchsorted(np.cumsum(counts[:, dim, counted]), ranks[dim, column]))
-        values[dim, column] = (bins[dim, column] << np.uint32(16)) | np.uint32(low)
-    signed = (values & np.uint32(0x80000000)) != 0
-    bits = np.where(signed, values ^ np.uint32(0x80000000), ~values)
-    return bits.view(np.float32).astype(np.float64).T + 0.0
 
 
 def linear_normalizer(summary: Summary, mode: str = "limits", *, min_range: float = 1e-4) -> dict[str, np.ndarray]:

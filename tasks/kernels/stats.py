@@ -1,7 +1,7 @@
-"""Loops of the statistics: chunk weights, moments, delta chunks, and the counts that exact quantiles come from."""
+"""Loops of the statistics: chunk weights, moments and delta chunks."""
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64, UInt32
+from jaxtyping import Float32, Float64, Int64
 
 from tasks.kernels.decorator import kernel
 
@@ -148,48 +148,3 @@ def _square_block(
                 continue
             distance = value - out[MEAN, dim]
             out[M2, dim] += weight * (distance * distance)
-
-
-@kernel
-def count_high(
-    bits: UInt32[np.ndarray, "row dim"], weights: Int64[np.ndarray, "row"], out: Int64[np.ndarray, "65536 dim"]
-) -> None:
-    """Add each weight to the bin of its float32's upper 16 bits, in the order of the values; not finite ones to none.
-
-    Flipping all bits of negative floats and the sign of the others makes unsigned integers that sort like the floats.
-    """
-    for row in range(np.uintp(len(bits))):
-        weight = weights[row]
-        if weight == 0:
-            continue
-        for dim in range(np.uintp(bits.shape[1])):
-            value = bits[row, dim]
-            if value & np.uint32(0x7F800000) != np.uint32(0x7F800000):
-                out[_ordered(value) >> np.uint32(16), dim] += weight
-
-
-@kernel
-def count_low(
-    bits: UInt32[np.ndarray, "row dim"],
-    weights: Int64[np.ndarray, "row"],
-    bins: UInt32[np.ndarray, "dim quantile"],
-    out: Int64[np.ndarray, "65536 dim quantile"],
-) -> None:
-    """Add each weight whose value falls into ``bins[dim, quantile]`` to the bin of the float32's lower 16 bits."""
-    for row in range(np.uintp(len(bits))):
-        weight = weights[row]
-        if weight == 0:
-            continue
-        for dim in range(np.uintp(bits.shape[1])):
-            value = _ordered(bits[row, dim])
-            for quantile in range(np.uintp(bins.shape[1])):
-                if value >> np.uint32(16) == bins[dim, quantile]:
-                    out[value & np.uint32(0xFFFF), dim, quantile] += weight
-                    break
-
-
-@kernel
-def _ordered(value: np.uint32) -> np.uint32:
-    """Map the bits of a float32 to an unsigned integer that sorts like it."""
-    flipped = ~value if value & np.uint32(0x80000000) else value | np.uint32(0x80000000)
-    return np.uint32(flipped)

@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from schemas.errors import DatasetError, SchemaError, UsageError
 from tasks import stats
+from tests.tasks.test_quantiles import percentiles_of
 
 lengths = st.lists(st.integers(0, 20), min_size=1, max_size=5)
 mostly = st.sampled_from([True] * 9 + [False])
@@ -125,34 +126,6 @@ def test_a_small_std_on_a_large_offset_survives_where_the_mean_of_squares_cancel
     cancelled = (rows**2).mean() - rows.mean() ** 2
     assert stats.finalize(stats.moments(rows, ones), {}).std == pytest.approx([expected], rel=1e-12)
     assert not math.isclose(max(cancelled, 0) ** 0.5, expected, rel_tol=0.1)
-
-
-def percentiles_of(rows, weights, percentiles):
-    counts = stats.new_high_counts(rows.shape[1])
-    stats.add_high_counts(rows, weights, counts)
-    bins, ranks = stats.find_bins(counts, percentiles)
-    low = stats.new_low_counts(bins)
-    stats.add_low_counts(rows, weights, bins, low)
-    return stats.find_percentiles(low, bins, ranks)
-
-
-@given(rows=tables, percentiles=st.lists(st.integers(0, 100), max_size=5).map(sorted), data=st.data())
-def test_a_percentile_is_the_exact_order_statistic(rows, percentiles, data):
-    weights = data.draw(hnp.arrays(np.int64, len(rows), elements=st.integers(0, 4)))
-    found = percentiles_of(rows, weights, percentiles)
-    for dim in range(rows.shape[1]):
-        values = np.sort(np.repeat(rows[:, dim], weights))
-        values = values[np.isfinite(values)]
-        for row, percent in enumerate(percentiles):
-            if len(values):
-                assert found[row, dim] == values[max(math.ceil(Fraction(percent * len(values), 100)), 1) - 1]
-
-
-def test_percentiles_are_numpys_inverted_cdf_on_values_that_share_their_upper_bits():
-    rows = (1000 + np.random.default_rng(1).normal(size=(10007, 3)) * 1e-2).astype(np.float32)
-    found = percentiles_of(rows, np.ones(len(rows), np.int64), (1, 10, 50, 90, 99))
-    expected = np.quantile(rows, [0.01, 0.1, 0.5, 0.9, 0.99], axis=0, method="inverted_cdf")
-    np.testing.assert_array_equal(found, expected)
 
 
 def test_zeros_of_either_sign_come_out_as_the_same_bits():
