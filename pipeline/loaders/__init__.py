@@ -3,29 +3,40 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.loaders.mapstyle import MultiViewDataset, to_torch
+    from pipeline.loaders.mapstyle import MultiViewDataset, to_jax, to_torch
     from pipeline.loaders.multiview import MultiViewLoader
     from pipeline.loaders.openpi import OpenPiDataset
     from pipeline.loaders.orders import Blocks
     from pipeline.loaders.planner import PlannerDataset, PlannerLoader
     from pipeline.loaders.preprocessor import MultiViewPreprocessor
     from pipeline.loaders.reader import DatasetReader
+    from pipeline.loaders.torch_data import DeviceBatches, FrameScale, TorchBatchSampler, TorchStream
     from pipeline.loaders.windows import WindowLoader
 
 __all__ = [
     "Blocks",
     "DatasetReader",
+    "DeviceBatches",
+    "FrameScale",
     "MultiViewDataset",
     "MultiViewLoader",
     "MultiViewPreprocessor",
     "OpenPiDataset",
     "PlannerDataset",
     "PlannerLoader",
+    "TorchBatchSampler",
+    "TorchStream",
     "WindowLoader",
+    "to_jax",
     "to_torch",
 ]
 
 _HOMES = {
+    "to_jax": "pipeline.loaders.mapstyle",
+    "TorchStream": "pipeline.loaders.torch_data",
+    "TorchBatchSampler": "pipeline.loaders.torch_data",
+    "FrameScale": "pipeline.loaders.torch_data",
+    "DeviceBatches": "pipeline.loaders.torch_data",
     "Blocks": "pipeline.loaders.orders",
     "DatasetReader": "pipeline.loaders.reader",
     "MultiViewDataset": "pipeline.loaders.mapstyle",

@@ -28,10 +28,12 @@ class BatchBuffers:
         Samples of the largest batch.
     num_kept
         Buffers to keep for reuse; what comes back beyond is freed.
+    pin_memory
+        Whether the memory is locked, so that CUDA copies from it without a stop on the way.
     """
 
-    def __init__(self, layout: Layout, batch_size: int, *, num_kept: int) -> None:
-        self._layout = layout
+    def __init__(self, layout: Layout, batch_size: int, *, num_kept: int, pin_memory: bool = False) -> None:
+        self._layout, self._pin_memory = layout, pin_memory
         self._offsets: dict[str, int] = {}
         nbytes = 0
         for name, (shape, dtype) in layout.items():
@@ -39,14 +41,14 @@ class BatchBuffers:
             size = batch_size * int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
             nbytes += -(-size // ALIGNMENT_NBYTES) * ALIGNMENT_NBYTES
         self._nbytes = max(nbytes, ALIGNMENT_NBYTES)
-        self._free: deque[mmap.mmap] = deque(maxlen=num_kept)
+        self._free: deque[mmap.mmap | memoryview] = deque(maxlen=num_kept)
 
     def lease(self, num: int) -> dict[str, np.ndarray]:
         """Return the arrays of a batch of ``num`` samples, their content undefined."""
         try:
             buffer = self._free.pop()
         except IndexError:
-            buffer = _allocate(self._nbytes)
+            buffer = _allocate_pinned(self._nbytes) if self._pin_memory else _allocate(self._nbytes)
         # Views of a view refer to the first array over a buffer that is no array, so to `owner`, wherever they are cut.
         owner = np.frombuffer(buffer, np.uint8)
         weakref.finalize(owner, self._free.append, buffer).atexit = False
@@ -64,3 +66,9 @@ def _allocate(nbytes: int) -> mmap.mmap:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         buffer.madvise(mmap.MADV_HUGEPAGE)
     return buffer
+
+
+def _allocate_pinned(nbytes: int) -> memoryview:
+    import torch
+
+    return memoryview(torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy())

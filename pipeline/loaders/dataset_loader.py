@@ -91,13 +91,13 @@ class DatasetLoader(BatchLoader):
         rank, world_size = rank_and_world_size(rank, world_size)
         weighted = [(path, 1.0)] if isinstance(path, str | Path) else list(path)
         parts = [self.samples_type(place, self.options_type(**options)) for place, _ in weighted]
-        order = _order(parts, [weight for _, weight in weighted], shuffle, seed, balance=balance, num=epoch_samples)
-        partition = Partition(num=order.num, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail)
+        order: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "balance": balance, "tail": tail}
+        order |= {"epoch_samples": epoch_samples, "rank": rank, "world_size": world_size}
+        sampler = make_sampler(parts, [weight for _, weight in weighted], batch_size, **order)
         samples = parts[0] if len(parts) == 1 else MixedSamples(parts, [str(place) for place, _ in weighted])
-        super().__init__(samples, EpochSampler(order, partition), threads=threads, prefetch=prefetch, on_error=on_error)
-        kept = {"seed": seed, "shuffle": shuffle, "balance": balance, "epoch_samples": epoch_samples, "tail": tail}
-        delivery = {"threads": threads, "prefetch": prefetch, "on_error": on_error}
-        self._recipe = (path, batch_size, {**kept, "rank": rank, "world_size": world_size, **delivery, **options})
+        delivery: dict[str, Any] = {"threads": threads, "prefetch": prefetch, "on_error": on_error}
+        super().__init__(samples, sampler, **delivery)
+        self._recipe = (path, batch_size, {**order, **delivery, **options})
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remake, (type(self), *self._recipe, self.state_dict())
@@ -109,6 +109,26 @@ def _remake(
     loader = kind(path, batch_size, **options)
     loader.load_state_dict(state)
     return loader
+
+
+def make_sampler(  # noqa: PLR0913 - the options of a loader that say which sample comes when
+    parts: Sequence[DatasetSamples],
+    weights: Sequence[float],
+    batch_size: int,
+    *,
+    seed: int = 0,
+    shuffle: Shuffle = True,
+    balance: str = "",
+    epoch_samples: int | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    tail: str = "drop",
+) -> EpochSampler:
+    """Return which samples of ``parts`` come when; the parameters are those of :class:`DatasetLoader`."""
+    rank, world_size = rank_and_world_size(rank, world_size)
+    order = _order(parts, weights, shuffle, seed, balance=balance, num=epoch_samples)
+    partition = Partition(num=order.num, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail)
+    return EpochSampler(order, partition)
 
 
 def _order(

@@ -16,9 +16,6 @@ from pipeline.loaders.buffers import BatchBuffers, Layout
 from pipeline.loaders.sampler import EpochSampler
 from schemas.errors import DatasetError, HeadraceError, UsageError
 
-STATE_VERSION = 1
-"""Of ``state_dict``; raised when an old state would mean another position."""
-
 ON_ERROR = ("raise", "skip")
 
 Batch = dict[str, Any]
@@ -111,8 +108,7 @@ class BatchLoader:
         self._is_placed = True
         """The next iteration begins at this epoch and position; else at the next epoch."""
         self._running: weakref.ref[Any] | None = None
-        # what is being filled, what the consumer holds, and what it has just asked for
-        self._buffers = BatchBuffers(samples.layout, sampler.partition.batch_size, num_kept=prefetch + 2)
+        self._buffers = self._make_buffers()
         self._check_length()
 
     @property
@@ -152,14 +148,7 @@ class BatchLoader:
         ``samples_seen`` counts positions of the epoch over all ranks, up to the last batch handed out; what was
         filled ahead and not handed out is not counted.
         """
-        return {
-            "version": STATE_VERSION,
-            "epoch": self._epoch,
-            "samples_seen": self._position,
-            "num_samples": self.sampler.order.num,
-            "order": self.sampler.order.name,
-            "fingerprint": self.samples.fingerprint,
-        }
+        return self.sampler.state(self._epoch, self._position, self.samples.fingerprint)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken: the next iteration begins with the next position of the same order.
@@ -167,22 +156,23 @@ class BatchLoader:
         The number of ranks and the batch size may differ from those of the run that saved it: the global batches are
         then cut anew from that position on. Every rank must load the same state.
         """
-        mine = self.state_dict()
-        for name in ("version", "num_samples", "order", "fingerprint"):
-            if state.get(name) != mine[name]:
-                raise UsageError(
-                    f"expected a state of this dataset and order, with {name} {mine[name]!r}, found {state.get(name)!r}; "
-                    "make the loader as it was when the state was saved, or begin an epoch with set_epoch()"
-                )
-        epoch, seen = state.get("epoch"), state.get("samples_seen")
-        if type(epoch) is not int or type(seen) is not int or epoch < 0 or not 0 <= seen <= self.sampler.order.num:
-            raise UsageError(f"expected whole numbers epoch and samples_seen in range, found {epoch!r} and {seen!r}")
+        epoch, seen = self.sampler.place(state, self.samples.fingerprint)
         self._stop_running()
         self._epoch, self._position, self._is_placed = epoch, seen, True
+
+    def pin_memory(self) -> None:
+        """Lend batches from memory that a GPU copies from while the CPU goes on. Needs torch with CUDA."""
+        self._stop_running()
+        self._buffers = self._make_buffers(pin_memory=True)
 
     def close(self) -> None:
         """End the iteration that is running, if any, and its threads."""
         self._stop_running()
+
+    def _make_buffers(self, *, pin_memory: bool = False) -> BatchBuffers:
+        # what is being filled, what the consumer holds, and what it has just asked for
+        num_kept = self.prefetch + 2
+        return BatchBuffers(self.samples.layout, self.batch_size, num_kept=num_kept, pin_memory=pin_memory)
 
     def _check_length(self) -> None:
         partition = self.sampler.partition
@@ -247,6 +237,9 @@ class BatchLoader:
                 except HeadraceError as error:
                     bad[row] = True
                     _log.warning("skipped a sample: %s", error)
+        except Exception as error:  # of a transform, say, which knows nothing of samples
+            error.add_note(f"while reading samples {samples.tolist()}")
+            raise
         return bad
 
     def _finish(self, work: _Work) -> list[Batch]:

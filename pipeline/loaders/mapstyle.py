@@ -86,6 +86,17 @@ def to_torch(batch: Any) -> Any:
     return torch.from_numpy(batch) if isinstance(batch, np.ndarray) else batch
 
 
+def to_jax(batch: Any) -> Any:
+    """Return ``batch`` with its arrays as JAX arrays on the CPU, over the same memory where JAX can; 64-bit ones as its default takes them."""
+    import jax
+
+    if isinstance(batch, Mapping):
+        return {name: to_jax(value) for name, value in batch.items()}
+    if not isinstance(batch, np.ndarray):
+        return batch
+    return jax.numpy.asarray(batch) if batch.dtype.itemsize == 8 else jax.dlpack.from_dlpack(batch)
+
+
 def _cut(value: Any, row: int) -> Any:
     if isinstance(value, Mapping):
         return {name: _cut(part, row) for name, part in value.items()}

@@ -355,7 +355,7 @@ def test_the_documentation_of_training_runs(case: Case, tmp_path: Path, monkeypa
     if not case.layout.adapt_to_pi:
         pytest.skip("the page's robot is ALOHA")
     page = (REPOSITORY / "docs/training.md").read_text("utf-8")
-    loading, in_openpi, exporting = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    loading, _, in_openpi, exporting = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
     samples = case.expected(delta=True)
     (tmp_path / "norm_stats.json").write_text(json.dumps(brute_force_stats(samples)))
     (tmp_path / "robot.zarr").symlink_to(case.out)
