@@ -47,19 +47,19 @@ def sample_specs(recipe: Recipe, shard_steps: int) -> list[ArraySpec]:
     return planner_specs(params, shard_steps, codec=recipe.planner.codec, normalized=normalized)
 
 
-def row_specs(recipe: Recipe, bindings: Bindings, features: Mapping[str, Sequence[str]]) -> list[ArraySpec]:
-    """Return the specifications of the arrays of small rows, ``features`` naming the columns of each signal."""
-    specs = [
-        _row(
-            name,
-            "float32",
-            (size,),
-            long_name=name,
-            columns=list(bindings.signals[name]),
-            features=list(features[name]),
-        )
-        for name, size in bindings.sizes.items()
-    ]
+def row_specs(
+    recipe: Recipe,
+    bindings: Bindings,
+    features: Mapping[str, Sequence[str]],
+    units: Mapping[str, Sequence[str]] | None = None,
+) -> list[ArraySpec]:
+    """Return the specifications of the arrays of small rows, ``features`` naming the columns of each signal, ``units`` their units."""
+    specs = []
+    for name, size in bindings.sizes.items():
+        known = list((units or {}).get(name, ()))
+        attributes: dict[str, Any] = {"feature_units": known} if any(known) else {}
+        attributes.update(long_name=name, columns=list(bindings.signals[name]), features=list(features[name]))
+        specs.append(_row(name, "float32", (size,), "step", **attributes))
     specs += [
         _row("timestamp_s", "float64", units="s", long_name="time from the start of the episode"),
         _row("align_error_s", "float32", units="s", long_name="recorded time minus grid time"),
@@ -98,13 +98,27 @@ def _row(name: str, dtype: str, shape: tuple[int, ...] = (), dim: str = "step", 
 
 def feature_names(bindings: Bindings, refs: Sequence[EpisodeRef]) -> dict[str, list[str]]:
     """Return a name for each feature of each signal: the source's own, else ``column[0]``, ``column[1]``, ..."""
-    offered: dict[str, SignalInfo] = {}
-    for ref in reversed(refs):
-        offered.update((signal.name, signal) for signal in ref.signals)
+    offered = _offered(refs)
     return {
         name: [label for column in columns for label in _labels(offered[column])]
         for name, columns in bindings.signals.items()
     }
+
+
+def feature_units(bindings: Bindings, refs: Sequence[EpisodeRef]) -> dict[str, list[str]]:
+    """Return the unit of each feature of each signal, empty where the source does not say it."""
+    offered = _offered(refs)
+    return {
+        name: [offered[column].units for column in columns for _ in range(offered[column].size)]
+        for name, columns in bindings.signals.items()
+    }
+
+
+def _offered(refs: Sequence[EpisodeRef]) -> dict[str, SignalInfo]:
+    offered: dict[str, SignalInfo] = {}
+    for ref in reversed(refs):
+        offered.update((signal.name, signal) for signal in ref.signals)
+    return offered
 
 
 def _labels(signal: SignalInfo) -> list[str]:

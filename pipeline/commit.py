@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from pipeline.arrays import episode_specs, feature_names, frame_specs, row_specs, sample_specs
+from pipeline.arrays import episode_specs, feature_names, feature_units, frame_specs, row_specs, sample_specs
 from pipeline.commit_rows import Finished, Parts, StepRows, write_rows
 from pipeline.plan import Plan, PlannedEpisode, bindings_to_json
 from pipeline.store.atomic import write_atomic
@@ -64,7 +64,7 @@ def commit(finished: Finished) -> DatasetInfo:
     parts = Parts(finished)
     tasks = _task_numbers(previous.tasks, plan.episodes)
     dropped = _dropped(finished)
-    specs = row_specs(plan.recipe, plan.bindings, _features(finished))
+    specs = row_specs(plan.recipe, plan.bindings, *_features(finished))
     rows = write_rows(finished, specs, parts.blocks(tasks, dropped), previous.shards)
     table, episode_rows = _write_episodes(finished, previous, parts, dropped)
     replaced = _replaced_ranges(table)
@@ -80,12 +80,15 @@ def commit(finished: Finished) -> DatasetInfo:
     return info
 
 
-def _features(finished: Finished) -> dict[str, list[str]]:
-    """Return the feature names: those of the first generation, for ever."""
+def _features(finished: Finished) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Return the features' names and units: those of the first generation, for ever."""
+    bindings = finished.plan.bindings
     if finished.previous is not None:
-        arrays = finished.previous.arrays
-        return {name: dict(arrays[name].attributes)["features"] for name in finished.plan.bindings.sizes}
-    return feature_names(finished.plan.bindings, [episode.ref for episode in finished.plan.episodes])
+        known = {name: dict(finished.previous.arrays[name].attributes) for name in bindings.sizes}
+        units = {name: attributes.get("feature_units", []) for name, attributes in known.items()}
+        return {name: attributes["features"] for name, attributes in known.items()}, units
+    refs = [episode.ref for episode in finished.plan.episodes]
+    return feature_names(bindings, refs), feature_units(bindings, refs)
 
 
 def _task_numbers(known: Sequence[str], episodes: Sequence[PlannedEpisode]) -> dict[str, int]:

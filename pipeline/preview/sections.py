@@ -115,10 +115,13 @@ def pixels(material: Material) -> Markup | None:
         values = np.concatenate(
             [frame[:: max(1, frame.shape[0] // 64), :: max(1, frame.shape[1] // 64)].reshape(-1, 3) for frame in frames]
         )
+        values = values[values.any(axis=1)]
+        if not len(values):
+            continue
         counts = np.stack([np.histogram(values[:, channel], 32, (0, 256))[0] for channel in range(3)])
         means, stds = values.mean(axis=0), values.std(axis=0)
         label = f"Brightness of red, green and blue of {view}: means {means[0]:.0f}, {means[1]:.0f}, {means[2]:.0f}"
-        chart = histogram_chart(counts, 0, 256, label=label, kinds=("bars red", "bars green", "bars blue"))
+        chart = histogram_chart(counts, 0, 256, label=label, kinds=("bars red", "bars green", "bars blue"), width=300)
         cards.append(tag("figure", tag("figcaption", data_text(view)), chart, class_="card"))
         rows.append((data_text(view), f"{len(frames):,}", *(f"{mean:.1f} ± {std:.1f}" for mean, std in zip(means, stds)),
                      *(f"{mean / 127.5 - 1:.2f} ± {std / 127.5:.2f}" for mean, std in zip(means, stds))))  # fmt: skip
@@ -128,7 +131,10 @@ def pixels(material: Material) -> Markup | None:
     figures = table(
         "Mean and standard deviation, in 0 to 255 and as openpi normalises them", headers, rows, numeric=range(1, 8)
     )
-    said = "Brightness in 0 to 255 of the frames above: red, green and blue. Sky that is orange, or skin that is blue, means swapped channels."
+    said = (
+        "Brightness in 0 to 255 of the frames above: red, green and blue; pixels that are quite black, such as padding, are left out. "
+        "Sky that is orange, or skin that is blue, means swapped channels."
+    )
     return section(
         "pixels", "Colours and brightness", tag("p", said, class_="note"), tag("div", cards, class_="small"), figures
     )

@@ -98,12 +98,12 @@ def bars(axes: Axes, counts: np.ndarray, kind: str = "bars") -> Markup:
 
 
 def histogram_chart(
-    counts: np.ndarray, low: float, high: float, *, label: str, kinds: Sequence[str] = ("bars",)
+    counts: np.ndarray, low: float, high: float, *, label: str, kinds: Sequence[str] = ("bars",), width: float = 160
 ) -> Markup:
     """Return one or more histograms over the same bins: ``counts[series, bin]``."""
     stacked = np.atleast_2d(counts)
     left, right = (low, high) if high > low else padded(low, high)
-    axes = Axes((left, right), (0.0, max(float(stacked.max(initial=0)), 1.0)), 160, 100, left=6)
+    axes = Axes((left, right), (0.0, max(float(stacked.max(initial=0)), 1.0)), width, 100, left=6)
     return chart(axes, [bars(axes, row, kind) for row, kind in zip(stacked, kinds, strict=True)], label=label)
 
 

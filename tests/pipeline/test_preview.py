@@ -25,6 +25,7 @@ from pipeline.preview.page import MAX_NBYTES, build_page
 from pipeline.preview.planner_view import COLOURS, counted, draw_picture, draw_svg
 from pipeline.preview.raw_subject import as_picture
 from pipeline.preview.subject import Episode, Refusals, Signal
+from pipeline.store.metadata import read_info
 from schemas.errors import MissingExtraError, Reason, UsageError
 from schemas.source import Fault
 from tasks.from_above import marks_of
@@ -120,6 +121,12 @@ def test_a_page_says_what_is_there_what_is_missing_and_what_was_refused(folder, 
     for part in ("Views", "Frames", "Trajectories", "Rate, jitter and gaps", "Quarantine", "Colours and brightness"):
         assert part in page.text
     assert "Shown: all 2 episodes" in page.text
+
+
+def test_units_reach_the_dataset_and_the_page(folder):
+    attributes = dict(read_info(folder / "out").arrays["state"].attributes)
+    assert (attributes["features"], attributes["feature_units"]) == (["speed"], ["m/s"])
+    assert all(" m/s, median" in page_of(folder / name).text for name in ("raw", "out"))
 
 
 def test_a_page_of_a_dataset_names_its_checksums_and_sizes(folder):
