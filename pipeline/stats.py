@@ -126,7 +126,8 @@ class SeenRows:
         rows = actions[: stop - start]
         count_rows(rows, rows.view(np.uint32), weights, search(brackets, counts, skip=self.deltas))
         moments = stats.moments(rows, weights) if with_moments else None
-        if self.deltas:
+        columns = [column for column in self.deltas if with_moments or not brackets.is_found[column].all()]
+        if columns:
             chunks = Chunks(
                 actions=np.ascontiguousarray(actions.T),
                 offsets=np.ascontiguousarray(self._offsets(start, stop)[anchors - start].T),
@@ -134,8 +135,8 @@ class SeenRows:
                 lasts=lasts - start,
                 horizon=self.horizon,
             )
-            found = stats.delta_moments(chunks, self.deltas, search(brackets, counts), with_moments=with_moments)
-            moments = stats.replace_columns(moments, found, self.deltas) if moments else None
+            found = stats.delta_moments(chunks, columns, search(brackets, counts), with_moments=with_moments)
+            moments = stats.replace_columns(moments, found, columns) if moments else None
         return moments
 
     def sample(self) -> Batch:

@@ -116,17 +116,44 @@ def _count_chunks(
     dim: int,
     search: Search,
 ) -> None:
-    """Count one dimension of a block of chunks; of finite ones only those that reach a bracket."""
+    """Count one dimension of a block of chunks; of finite ones only those that reach a bracket, each in vectors."""
     inner_low, inner_high, low, high, shift, is_top, outside, inside = search
-    value = np.empty(1, np.float32)
-    bits = value.view(np.uint32)
+    values, keys = np.empty(horizon, np.float32), np.empty(horizon, np.uint32)
+    bits = values.view(np.uint32)
+    size = np.uintp(horizon)
     for anchor in range(np.uintp(len(offset))):
         if is_finite and not (extremes[0, anchor] <= inner_low[dim] or extremes[1, anchor] >= inner_high[dim]):
             continue
-        for k in range(np.uintp(horizon)):
-            value[0] = near[anchor + k] - offset[anchor]
-            if (value[0] <= inner_low[dim]) | (value[0] >= inner_high[dim]):
-                _count(bits[0], 1, low[dim], high[dim], shift[dim], is_top, outside[dim], inside[dim])
+        for k in range(size):
+            values[k] = near[anchor + k] - offset[anchor]
+        if not is_finite:
+            for k in range(size):
+                _count(bits[k], 1, low[dim], high[dim], shift[dim], is_top, outside[dim], inside[dim])
+            continue
+        for k in range(size):
+            keys[k] = _key(bits[k])
+        for quantile in range(np.uintp(low.shape[1])):
+            below, within = _count_keys(keys, low[dim, quantile], high[dim, quantile])
+            outside[dim, quantile] += horizon - below - within if is_top[quantile] else below
+            for k in range(size if within else np.uintp(0)):
+                if low[dim, quantile] <= keys[k] <= high[dim, quantile]:
+                    inside[dim, quantile, np.uint32(keys[k] - low[dim, quantile]) >> shift[dim, quantile]] += 1
+
+
+@kernel
+def _count_keys(keys: UInt32[np.ndarray, "horizon"], low: np.uint32, high: np.uint32) -> tuple[int, int]:
+    """Return how many keys lie below and how many within ``[low, high]``."""
+    below, upto = np.uint32(0), np.uint32(0)
+    for k in range(np.uintp(len(keys))):
+        below += np.uint32(keys[k] < low)
+        upto += np.uint32(keys[k] <= high)
+    return int(below), int(upto) - int(below)
+
+
+@kernel
+def _key(bits: np.uint32) -> np.uint32:
+    """Map the bits of a float32 to an unsigned integer that sorts like it."""
+    return np.uint32(~bits if bits & np.uint32(0x80000000) else bits | np.uint32(0x80000000))
 
 
 @kernel
@@ -143,7 +170,7 @@ def _count(  # noqa: PLR0913 - a tuple of arrays would count references at every
     """Add ``weight`` where one value belongs; nowhere if it is not finite."""
     if bits & np.uint32(0x7F800000) == np.uint32(0x7F800000):
         return
-    key = np.uint32(~bits if bits & np.uint32(0x80000000) else bits | np.uint32(0x80000000))
+    key = _key(bits)
     for quantile in range(np.uintp(len(low))):
         if low[quantile] <= key <= high[quantile]:
             inside[quantile, np.uint32(key - low[quantile]) >> shift[quantile]] += weight
