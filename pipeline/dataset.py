@@ -9,6 +9,7 @@ import xarray as xr
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
+import pipeline.accessor  # noqa: F401 - registers ds.headrace
 from pipeline.store.metadata import COORDINATES, array_metadata, read_info
 from pipeline.store.rows import RowReader
 from schemas.dataset import ArraySpec

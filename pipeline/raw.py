@@ -13,6 +13,7 @@ import dask.array as da
 import numpy as np
 import xarray as xr
 
+import pipeline.accessor  # noqa: F401 - registers ds.headrace
 from pipeline.graph import frames
 from pipeline.readers import open_source
 from pipeline.readers.protocol import Reader

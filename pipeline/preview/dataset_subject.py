@@ -188,7 +188,7 @@ class DatasetSubject:
 
 _COLUMNS = (
     *("key", "source", "start", "stop", "rate_hz", "rate_measured_hz", "jitter_s"),
-    *("instructions", "views", "num_invalid"),
+    *("instructions", "views", "num_invalid", "valid"),
 )
 _FAULT = ("message", "episode", "stream", "start", "stop", "path")
 _ARRAY_HEADERS = ("Array", "Type", "Shape", "Codec", "On disk", "In memory")
@@ -204,6 +204,7 @@ def _episode(row: dict[str, Any]) -> Episode:
         source=row["source"],
         start=row["start"],
         num_invalid=row["num_invalid"],
+        is_served=row["valid"],
         rate_measured_hz=row["rate_measured_hz"],
         jitter_s=row["jitter_s"],
     )

@@ -133,9 +133,10 @@ class Material:
 
 
 def choose_episodes(episodes: Sequence[Episode], options: PreviewOptions) -> list[int]:
-    """Return the numbers of the episodes to show; UsageError where the one that was asked for is not there."""
+    """Return the numbers of the episodes to show, of those that are served; UsageError where the one asked for is not there."""
     if options.episode is None:
-        return evenly(len(episodes), options.episodes).tolist()
+        served = [k for k, episode in enumerate(episodes) if episode.is_served] or range(len(episodes))
+        return [served[k] for k in evenly(len(served), options.episodes).tolist()]
     if not 0 <= options.episode < len(episodes):
         raise UsageError(
             f"expected an --episode of 0 to {len(episodes) - 1}, found {options.episode}; choose one that there is"

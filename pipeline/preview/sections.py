@@ -33,22 +33,30 @@ def of(shown: int, total: int, what: str) -> str:
 
 def name_of(episode: Episode, number: int) -> Markup:
     """Return an episode's number and key."""
-    return join([f"{number:,} ", data_text(episode.key)])
+    return join([f"{number:,} ", data_text(episode.key), "" if episode.is_served else " (not served)"])
 
 
 # -- views and frames --------------------------------------------------------------------------------------------------
 
 
+def _served(material: Material) -> list[Episode]:
+    """Return the episodes that are served, or all where none is."""
+    episodes = material.subject.episodes
+    return [episode for episode in episodes if episode.is_served] or list(episodes)
+
+
 def view_table(material: Material) -> Markup:
     """Say of every view in how many episodes it is, and where it is missing; over all episodes."""
-    episodes = material.subject.episodes
+    episodes = _served(material)
     rows = []
     for view, what in material.subject.views.items():
         has = np.array([view in episode.views for episode in episodes])
         missing = [data_text(episodes[k].key) for k in np.flatnonzero(~has)[:LISTED].tolist()]
         more = f" and {int((~has).sum()) - len(missing):,} more" if (~has).sum() > len(missing) else ""
         listed = join([*_commas(missing), more]) if missing else "none"
-        cells = np.array([part.mean() for part in np.array_split(has, min(len(has), STRIP_CELLS))])
+        cells = np.array(
+            [part.mean() if len(part) else 0.0 for part in np.array_split(has, max(1, min(len(has), STRIP_CELLS)))]
+        )
         shown = strip(cells, label=f"Episodes with the view, from first to last: {int(has.sum())} of {len(has)}")
         rows.append((data_text(view), data_text(what), f"{int(has.sum()):,} of {len(has):,}", listed, shown))
     if not rows:
@@ -213,7 +221,10 @@ def hints(material: Material) -> Markup:
 
 
 def _view_hints(material: Material) -> list[Markup]:
-    found, episodes = [], material.subject.episodes
+    found, episodes = [], _served(material)
+    gone = len(material.subject.episodes) - len(episodes)
+    if gone:
+        found.append(join([f"{gone:,} episodes are served no more: dropped, or replaced by another recording."]))
     for view in material.subject.views:
         missing = sum(view not in episode.views for episode in episodes)
         if missing:

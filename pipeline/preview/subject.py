@@ -29,6 +29,8 @@ class Episode:
     start: int = 0
     """Its first step in the dataset."""
     num_invalid: int = 0
+    is_served: bool = True
+    """False where it was dropped, or another recording took its place."""
     rate_measured_hz: float = float("nan")
     jitter_s: float = float("nan")
 
