@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipeline.markup import card
+from pipeline.summaries import nbytes_text
 from schemas.errors import Reason
 from schemas.source import Fault
 
@@ -48,6 +50,26 @@ class ConvertReport:
     def exit_code(self) -> int:
         """0, or 3 where something was quarantined that no rule left out."""
         return 3 if any(reason != Reason.LEFT_OUT for reason in self.quarantined) else 0
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        facts = {
+            "episodes": f"{self.num_episodes:,} added, {self.unchanged_episodes:,} unchanged, {self.total_episodes:,} in all",
+            "steps": f"{self.num_steps:,} added, {self.total_steps:,} in all",
+            "frames": f"{self.num_frames:,}",
+            "shards": f"{self.shards_written:,} written, {self.shards_reused:,} finished before",
+            "size": f"{nbytes_text(self.nbytes)} in {self.seconds:.1f} s",
+            "quarantined": ", ".join(f"{count:,} {reason}" for reason, count in self.quarantined.items()) or "nothing",
+        }
+        lists = {
+            "problems": self.problems,
+            "notes": self.notes,
+            "known under another name": self.moved_episodes,
+            "no longer in the sources": self.removed_episodes,
+            "replaced": self.replaced_episodes,
+        }
+        done = f"generation {self.generation}" if self.complete else "dry run: nothing was written"
+        return card(f"{self.dataset}: {done}", facts, lists)
 
 
 def fault_line(source: str, fault: Fault) -> str:

@@ -14,12 +14,14 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from pipeline.markup import card
 from pipeline.store.atomic import read_regular, xxh3_hex
 from pipeline.store.copies import copied_tables, copy_paths
 from pipeline.store.metadata import ROOT_DOCUMENT, DatasetInfo, array_document, read_info, root_copy
 from pipeline.store.scan import REPAIR, Problem, Shard, scan_index, scan_shard, shards_of
 from pipeline.store.shards import decode_chunk
 from pipeline.store.tables import manifest_rows, read_document, read_table
+from pipeline.summaries import nbytes_text
 from schemas.dataset import ArraySpec, ShardRow
 from schemas.errors import DatasetError
 
@@ -48,6 +50,12 @@ class VerifyReport:
     nbytes: int
     """Their bytes, as found."""
     problems: tuple[Problem, ...]
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        lines = [f"{problem.path}: {problem.message}" for problem in self.problems]
+        facts = {"files": f"{self.num_files:,}", "size": nbytes_text(self.nbytes)}
+        return card("sound" if self.ok else "damaged", facts, {"problems": lines})
 
 
 def verify(

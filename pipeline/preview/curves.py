@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.preview.markup import Markup, data_text, table, tag
+from pipeline.markup import Markup, data_text, table, tag
 from pipeline.preview.material import LINE_EPISODES, TIMING_STEPS, Material
 from pipeline.preview.sections import name_of, of, section
 from pipeline.preview.subject import Episode, Signal

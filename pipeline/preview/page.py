@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 import pipeline
+from pipeline.markup import Markup, data_text, tag
 from pipeline.preview import curves, sections
 from pipeline.preview.dataset_subject import DatasetSubject
-from pipeline.preview.markup import Markup, data_text, tag
 from pipeline.preview.material import Material, PreviewOptions
 from pipeline.preview.planner_view import PlannerSamples, counted, draw_svg, has_samples, legend, observed
 from pipeline.preview.subject import Subject

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from pipeline.preview.markup import Markup, tag
+from pipeline.markup import Markup, tag
 from pipeline.store.metadata import DatasetInfo, read_info
 from pipeline.store.rows import RowReader
 from pipeline.store.tables import read_table

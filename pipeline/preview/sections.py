@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.preview.markup import Markup, data_text, join, table, tag
+from pipeline.markup import Markup, data_text, join, table, tag
 from pipeline.preview.material import Material
 from pipeline.preview.subject import Episode
 from pipeline.preview.svg import histogram_chart, strip

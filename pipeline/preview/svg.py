@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.preview.markup import Markup, tag
+from pipeline.markup import Markup, tag
 from tasks.chart import Spread, padded, thin, ticks
 
 LINE_POINTS = 160

@@ -6,7 +6,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from pipeline.preview.markup import Markup, tag
+from pipeline.markup import Markup, tag
 
 TILE_WIDTH_PX = 224
 _STEPS = ((1.0, 82), (1.0, 68), (0.75, 68), (0.5, 60), (0.35, 50), (0.2, 40), (0.1, 30))

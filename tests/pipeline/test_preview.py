@@ -26,6 +26,7 @@ from pipeline.preview.planner_view import COLOURS, counted, draw_picture, draw_s
 from pipeline.preview.raw_subject import as_picture
 from pipeline.preview.subject import Episode, Refusals, Signal
 from pipeline.store.metadata import read_info
+from pipeline.verification import verify
 from schemas.errors import MissingExtraError, Reason, UsageError
 from schemas.source import Fault
 from tasks.from_above import marks_of
@@ -287,6 +288,16 @@ def test_a_rerun_recording_needs_its_extra(folder, tmp_path):
     written = write_preview(folder / "out", tmp_path / "out.rrd")
     data = (tmp_path / "out.rrd").read_bytes()
     assert written["episodes"] == [0, 1] and data[:3] == b"RRF"
+
+
+@pytest.mark.parametrize("hostile", [HOSTILE, "x" * 100_000])
+def test_what_a_notebook_shows_of_a_result_is_text_and_short(folder, hostile):
+    report = convert(folder / "raw", folder / "out", folder / "tiny.toml", cluster=ClusterOptions(workers=0))
+    shown = replace(report, dataset=hostile, problems=(hostile,) * 1000)._repr_html_()
+    page = Page(shown.encode())
+    assert len(shown) < 50_000 and not {name for name, _ in page.elements} & {"script", "img"}
+    assert "2 in all" in page.text and "and 980 more" in page.text
+    assert "sound" in Page(verify(folder / "out")._repr_html_().encode()).text
 
 
 # -- planner samples ---------------------------------------------------------------------------------------------------

@@ -1,13 +1,16 @@
 """HTML and SVG by small functions: every text is escaped, since most of it comes from data."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 _UNFIT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 """What HTML may not hold: control characters, and halves of surrogate pairs, which file names can have."""
 MAX_TEXT = 400
 """Characters of one text from the data that are shown."""
+
+MAX_LINES = 20
+"""Lines of a list that are shown."""
 
 _EMPTY = frozenset({"img", "meta", "link", "br", "col"})
 
@@ -66,6 +69,22 @@ def table(
     body = [tag("tr", [cell(column, value) for column, value in enumerate(row)]) for row in rows]
     inner = tag("table", tag("caption", caption), tag("thead", head), tag("tbody", body))
     return tag("div", inner, class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+def card(title: str, facts: Mapping[str, object], lists: Mapping[str, Sequence[str]]) -> str:
+    """Return a result as a notebook shows it: a title, a table of facts, and lists of lines where they are not empty."""
+    rows = [tag("tr", tag("th", name, scope="row"), tag("td", data_text(value))) for name, value in facts.items()]
+    parts: list[object] = [tag("p", tag("strong", data_text(title))), tag("table", tag("tbody", rows))]
+    for name, lines in lists.items():
+        if lines:
+            more = [f"and {len(lines) - MAX_LINES:,} more"] if len(lines) > MAX_LINES else []
+            items = [*(data_text(line) for line in lines[:MAX_LINES]), *more]
+            parts.append(
+                tag(
+                    "details", tag("summary", f"{name}: {len(lines):,}"), tag("ul", [tag("li", item) for item in items])
+                )
+            )
+    return tag("div", parts)
 
 
 def _attribute(key: str, value: object) -> str:
