@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from schemas.errors import SchemaError
-from tasks.kernels.chunks import gather_chunks, next_stops
+from tasks.kernels.chunks import gather_chunks
 
 
 def chunk_stops(
@@ -29,9 +29,9 @@ def chunk_stops(
             f"expected episode ends that do not decrease, the last of them {len(valid)}, found one of {num_steps}; "
             "run `headrace verify` on the dataset"
         )
-    out = np.empty(num_steps, dtype=np.int64)
-    next_stops(ends, np.ascontiguousarray(valid, dtype=np.bool_), out)
-    return out
+    # no kernel: it would be compiled while a loader opens
+    stops = np.union1d(ends, np.flatnonzero(~np.asarray(valid, dtype=np.bool_)))
+    return np.repeat(stops, np.diff(stops, prepend=0))
 
 
 def action_chunks(

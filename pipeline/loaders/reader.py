@@ -166,7 +166,8 @@ class DatasetReader:
             stop = min(start + spec.shard_steps, length)
             committed = self._manifest.row(spec, shard, stop)
             with ShardReader(self.info.root / committed.path, spec, committed=committed) as reader:
-                out[start:stop] = reader.rows(0, stop - start)
+                if not reader.raw_rows(out[start:stop]):
+                    out[start:stop] = reader.rows(0, stop - start)
         if spec.name == "valid":
             self.info.hide_replaced(out, np.arange(length))
         out.flags.writeable = False

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 import pyarrow.parquet as pq
 
 from pipeline.store.atomic import AtomicFile, Bytes, read_regular, xxh3_hex
@@ -242,7 +241,9 @@ def manifest_table(shards: Iterable[ShardRow], sources: Iterable[Mapping[str, ob
 
 def manifest_rows(table: pa.Table) -> dict[tuple[str, int], ShardRow]:
     """Return the manifest's shard rows by array and number."""
-    shards = table.filter(pa.compute.equal(table["kind"], "shard")).combine_chunks()
+    from pyarrow.compute import equal  # loaders do without: importing it takes longer than all else here
+
+    shards = table.filter(equal(table["kind"], "shard")).combine_chunks()
     crcs = _crc_tuples(shards["chunk_crc32c"].combine_chunks())
     columns = shards.drop_columns(["kind", "chunk_crc32c", "episode", "episode_index"]).to_pylist()
     rows = (ShardRow(**values, chunk_crc32c=checksums) for values, checksums in zip(columns, crcs, strict=True))

@@ -1,4 +1,4 @@
-"""Kernels of action chunks: where they stop, and the rows they take."""
+"""Kernel of action chunks: the rows they take."""
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
@@ -30,22 +30,3 @@ def gather_chunks(
                 out[b, k, d] = rows[step, d]
             for d in range(dim, wide):
                 out[b, k, d] = np.float32(0)
-
-
-@kernel
-def next_stops(
-    ends: Int64[np.ndarray, " episode"],
-    valid: Bool[np.ndarray, " step"],
-    out: Int64[np.ndarray, " step"],
-) -> None:
-    """Fill ``out[t]`` with the first step after ``t`` that is not valid, or its episode's end if that comes first."""
-    begin = np.uintp(0)
-    for e in range(np.uintp(ends.size)):
-        end = np.uintp(ends[e])
-        stop = end
-        for back in range(end - begin):
-            step = end - np.uintp(1) - back
-            out[step] = np.int64(stop)
-            if not valid[step]:
-                stop = step
-        begin = end

@@ -141,6 +141,29 @@ def test_rows_are_slices_of_what_was_put(
             held = values[row.start : row.stop]
             start, stop = (min(bound, len(held)) for bound in sorted(bounds))
             np.testing.assert_array_equal(reader.rows(start, stop), held[start:stop])
+            whole = np.empty_like(held)
+            assert reader.raw_rows(whole)
+            np.testing.assert_array_equal(whole, held)
+
+
+def test_rows_in_one_read_are_none_if_anything_is_not_as_committed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("pipeline.store.shards._PARTS", 2)
+    spec = rows(chunk_steps=3, shard_steps=12)
+    path, row = tmp_path / shard_path(spec, 1), write(tmp_path, spec, values_of(spec, 23))[1]
+    data, out = path.read_bytes(), np.empty((11, 2), np.float32)
+    for position in range(4 * (3 * 8 + 4)):
+        path.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
+        with ShardReader(path, spec, row) as reader:
+            assert not reader.raw_rows(out)
+    path.write_bytes((tmp_path / shard_path(spec, 0)).read_bytes())
+    with ShardReader(path, spec, row) as reader:
+        assert not reader.raw_rows(out)
+        assert not reader.raw_rows(out[:8])  # fewer chunks than are committed
+    path.write_bytes(data)
+    with ShardReader(path, spec, row) as reader:
+        assert reader.raw_rows(out)
+        os.truncate(path, 40)
+        assert not reader.raw_rows(out)
 
 
 def test_a_manifest_row_holds_the_files_digest_and_each_chunks_checksum(tmp_path: Path) -> None:
