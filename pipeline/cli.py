@@ -212,11 +212,40 @@ def verify(
     quick: Annotated[
         bool, typer.Option("--quick", help="Existence, sizes, indexes, tables; no frame is read.")
     ] = False,
+    repair: Annotated[
+        list[Path] | None,
+        typer.Option("--repair", metavar="RAW", help="Put damage right, from these recordings where they are needed."),
+    ] = None,
+    map: Annotated[str, typer.Option("--map", help="With --repair: OpenDRIVE map, or folder of maps.")] = "",
+    format: Format = "",
+    reader: ReaderOptions = None,
+    workers: Annotated[
+        int | None, typer.Option(help="With --repair: worker processes; one a core unless given, 0 for none.", min=0)
+    ] = None,
     json: Json = False,
 ) -> None:
     """Compare every byte of a dataset with what was committed; exit code 1 where anything differs."""
     from pipeline import screens, summaries
 
+    if repair:
+        from pipeline.cluster import ClusterOptions
+        from pipeline.recipes import parse_flags
+        from pipeline.repair import repair as run
+
+        if quick:
+            raise UsageError("expected --quick or --repair, found both; leave one out")
+        with screens.ConvertScreen(quiet=json) as screen:
+            found = run(
+                out,
+                repair,
+                format=format,
+                reader=parse_flags("--reader", reader or []),
+                map=map,
+                cluster=ClusterOptions(workers=workers),
+                watch=screen,
+            )
+        _print_json(summaries.verify_to_json(found)) if json else screens.print_repair(found, out)
+        raise typer.Exit(0 if found.ok else 1)
     report = screens.run_verify(out, quick=quick, quiet=json)
     if json:
         _print_json(summaries.verify_to_json(report))

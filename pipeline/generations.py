@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.store.atomic import sync_folder
-from pipeline.store.copies import copy_paths, write_copies
-from pipeline.store.metadata import COPIES, read_info
+from pipeline.store.copies import kept_generations, write_copies
+from pipeline.store.metadata import COPIES, TABLES, read_info
 from pipeline.workspace import Lock, Workspace
 from schemas.errors import PlanError
 
@@ -45,13 +45,13 @@ def remove_old_generations(path: str | Path) -> Removed:
                 "expected no unfinished conversion, found one; run the same `headrace convert` again, then this"
             )
         write_copies(info, workspace.tmp)
-        kept = {*(ref.path for ref in info.tables.values()), *copy_paths(info)}
-        present = [f"{folder}/{file.name}" for folder in ("_tables", COPIES) for file in (root / folder).iterdir()]
+        kept = kept_generations(info)[0].files
+        present = [f"{folder}/{file.name}" for folder in (TABLES, COPIES) for file in (root / folder).iterdir()]
         old = sorted(path for path in present if path not in kept)
         nbytes = sum((root / path).stat().st_size for path in old)
         for path in old:
             (root / path).unlink()
-        for folder in ("_tables", COPIES):
+        for folder in (TABLES, COPIES):
             sync_folder(root / folder)
         workspace.clean()
     return Removed(generation=info.generation, paths=tuple(old), nbytes=nbytes)

@@ -140,8 +140,8 @@ def find_changes(
     known = known_files(previous)
     present = {f"{source.name}/{ref.key}": (source, ref) for source in sources for ref in source.index.episodes}
     marks = {name: fingerprint(source.reader, ref) for name, (source, ref) in present.items()}
-    contents = _Contents(known)
-    places = _places(present)
+    contents = Contents(known)
+    places = places_of(present)
     asked = _named(replace, known, present)
     new, moved, duplicates, changed = [], {}, [], []
     for name, (source, ref) in present.items():
@@ -149,7 +149,7 @@ def find_changes(
         if old in known and not rehash and name not in asked and seen.marks.get(name) == marks[name]:
             pass
         elif name in known:
-            if _read_files(source, ref) != known[name]:
+            if read_files(source, ref) != known[name]:
                 changed.append(name)
             continue
         else:
@@ -200,7 +200,7 @@ def _named(replace: Sequence[str], known: Mapping[str, Files], present: Mapping[
     return names
 
 
-class _Contents:
+class Contents:
     """Episodes of the dataset by what their files contain, whatever they are called."""
 
     def __init__(self, known: Mapping[str, Files]) -> None:
@@ -223,10 +223,10 @@ class _Contents:
             return ""
         if (len(paths), nbytes) not in self._sizes:
             return ""
-        return self._names.get((place, *_content(_read_files(source, ref))), "")
+        return self._names.get((place, *_content(read_files(source, ref))), "")
 
 
-def _places(present: Mapping[str, tuple[Source, EpisodeRef]]) -> dict[str, int]:
+def places_of(present: Mapping[str, tuple[Source, EpisodeRef]]) -> dict[str, int]:
     """Give each episode its place among those that lie in the same files."""
     counts: Counter[tuple[str, ...]] = Counter()
     places = {}
@@ -241,7 +241,8 @@ def _content(files: Files) -> tuple[tuple[int, str], ...]:
     return tuple((nbytes, xxh3) for _, nbytes, xxh3 in files)
 
 
-def _read_files(source: Source, ref: EpisodeRef) -> Files:
+def read_files(source: Source, ref: EpisodeRef) -> Files:
+    """Digest the files of an episode."""
     return tuple(digest_file(source.reader.root, path) for path in source.reader.files(ref))
 
 

@@ -292,6 +292,21 @@ def print_verify(report: Any, path: Path, *, quick: bool = False) -> None:
     console.print(Text(f"{len(report.problems)} problem{_s(len(report.problems))} in {path}", "red"), soft_wrap=True)
 
 
+def print_repair(report: Any, path: Path) -> None:
+    """Print what was damaged, what was repaired, and what is left."""
+    console = out_console()
+    for problem in report.damaged:
+        console.print(Text(f"damaged: {problem}", "yellow"), soft_wrap=True)
+    for file in report.repaired:
+        console.print(Text(f"repaired: {file}", "green"), soft_wrap=True)
+    for move in report.moved:
+        console.print(Text(f"moved away: {move}", "yellow"), soft_wrap=True)
+    for problem in report.left:
+        console.print(Text(f"left: {problem}", "red"), soft_wrap=True)
+    verdict = f"sound: {path}" if report.ok else f"{len(report.left)} problem{_s(len(report.left))} left in {path}"
+    console.print(Text(verdict, "green" if report.ok else "red"), soft_wrap=True)
+
+
 def print_recipes(summaries: Sequence[Mapping[str, Any]]) -> None:
     """Print the built-in recipes."""
     table = _table("recipe", "what it makes", "views")

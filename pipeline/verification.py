@@ -16,8 +16,8 @@ import xxhash
 
 from pipeline.markup import card
 from pipeline.store.atomic import read_regular, xxh3_hex
-from pipeline.store.copies import copied_tables, copy_paths
-from pipeline.store.metadata import ROOT_DOCUMENT, DatasetInfo, array_document, read_info, root_copy
+from pipeline.store.copies import TABLE_FILE, kept_generations
+from pipeline.store.metadata import ROOT_DOCUMENT, TABLES, DatasetInfo, array_document, read_info, root_copies
 from pipeline.store.scan import REPAIR, Problem, Shard, scan_index, scan_shard, shards_of
 from pipeline.store.shards import decode_chunk
 from pipeline.store.tables import manifest_rows, read_document, read_table
@@ -31,12 +31,12 @@ Progress = Callable[[int, int], None]
 UNDIGESTED = ("episode_index", "task_index", "valid")
 """Step arrays that are no part of an episode's digest, like the image masks."""
 
+UNKNOWN = "expected only files of the dataset, found one that nothing names; move it away"
+"""Message of a file that lies in the dataset and is none of its."""
+
 ROWS_UNIT_STEPS = 65_536
 """Steps whose digests one thread computes where no array is stored step by step."""
 
-_TABLE_NAME = re.compile(
-    r"(?:_tables|_copies)/(episodes|steps|tasks|manifest|quarantine|norm_stats|zarr)-(\d+)\.(parquet|json)"
-)
 _SHARD_NAME = re.compile(r"c\.(\d+)((?:\.0)*)")
 
 
@@ -104,11 +104,12 @@ class _Verification:
 
     def run(self, *, quick: bool) -> VerifyReport:
         info = self.info
+        self.generations = kept_generations(info)
         self.sizes = {path: _size(info.root / path) for path in self._expected_paths()}
         self.nbytes = sum(self.sizes.values())
         self._count(ROOT_DOCUMENT)
         manifest, episodes = self._check_tables()
-        self._check_copies()
+        self._check_generations()
         self._check_documents()
         self._check_unknown_files()
         rows = self._manifest_rows(manifest)
@@ -126,8 +127,8 @@ class _Verification:
     def _expected_paths(self) -> Iterator[str]:
         info = self.info
         yield ROOT_DOCUMENT
-        yield from (ref.path for ref in info.tables.values())
-        yield from copy_paths(info)
+        for generation in self.generations:
+            yield from generation.files
         for name in info.arrays:
             yield f"{name}/{ROOT_DOCUMENT}"
             yield from (shard.path for shard in shards_of(info, name, {}))
@@ -160,21 +161,26 @@ class _Verification:
             self._count(ref.path)
         return tables.get("manifest"), tables.get("episodes")
 
-    def _check_copies(self) -> None:
-        """Check the second copies of tables and root against what the root says of the first."""
-        root = read_regular(self.info.root / ROOT_DOCUMENT)
-        expected = {ref.path: (ref.nbytes, ref.xxh3) for ref in copied_tables(self.info).values()}
-        expected[root_copy(self.info.generation)] = (len(root), xxh3_hex(root))
-        for path, (nbytes, xxh3) in expected.items():
-            try:
-                data = read_regular(self.info.root / path)
-            except OSError as error:
-                self.problems.append(Problem(path=path, message=f"expected a copy, found {error.strerror}; {REPAIR}"))
-            else:
-                if (len(data), xxh3_hex(data)) != (nbytes, xxh3):
-                    message = f"expected a copy of {nbytes} bytes and xxh3 {xxh3}, found other bytes; {REPAIR}"
+    def _check_generations(self) -> None:
+        """Check copies, and the tables of older generations, against what the root of their generation says."""
+        checked = {ref.path for ref in self.info.tables.values()}
+        for generation in self.generations:
+            if generation.info is None:
+                message = f"expected the root's metadata of generation {generation.number}, found no whole copy; `headrace gc` removes what is left of it"
+                self.problems += [Problem(path=path, message=message) for path in root_copies(generation.number)]
+            for path, ref in generation.files.items():
+                if path in checked:
+                    continue
+                try:
+                    data = read_regular(self.info.root / path)
+                except OSError as error:
+                    message = f"expected a readable file, found {error.strerror}; {REPAIR}"
                     self.problems.append(Problem(path=path, message=message))
-            self._count(path)
+                else:
+                    if (len(data), xxh3_hex(data)) != (ref.nbytes, ref.xxh3):
+                        message = f"expected {ref.nbytes} bytes of xxh3 {ref.xxh3}, found others; {REPAIR}"
+                        self.problems.append(Problem(path=path, message=message))
+                self._count(path)
 
     def _check_documents(self) -> None:
         for name, spec in self.info.arrays.items():
@@ -192,10 +198,15 @@ class _Verification:
                 self.problems.append(Problem(array=name, path=path, message=message))
 
     def _check_unknown_files(self) -> None:
+        told = {
+            path
+            for generation in self.generations
+            if generation.info is None
+            for path in root_copies(generation.number)
+        }
         for path in sorted(_files(self.info.root, "")):
-            if path not in self.sizes and not _may_be_left(self.info, path):
-                message = "expected only files of the dataset, found one that nothing names; move it away"
-                self.problems.append(Problem(path=path, message=message))
+            if path not in self.sizes and path not in told and not _may_be_left(self.info, path):
+                self.problems.append(Problem(path=path, message=UNKNOWN))
 
     def _manifest_rows(self, manifest: pa.Table | None) -> dict[tuple[str, int], ShardRow]:
         """Return the manifest's rows that fit the committed shape; those that do not are problems of the manifest."""
@@ -412,11 +423,10 @@ def _files(root: Path, prefix: str) -> Iterator[str]:
 def _may_be_left(info: DatasetInfo, path: str) -> bool:
     """Whether a file that the root does not name may lie here all the same: an older generation, an unfinished run."""
     is_running = (info.root.parent / f"{info.root.name}.work" / "plan.json").exists()
-    table = _TABLE_NAME.fullmatch(path)
-    if table is not None:
-        generation = int(table[2])
-        return generation < info.generation or (is_running and generation == info.generation + 1)
     name, _, file = path.partition("/")
+    table = TABLE_FILE.fullmatch(file)
+    if table is not None and name == TABLES:
+        return is_running and int(table[1]) == info.generation + 1
     shard = _SHARD_NAME.fullmatch(file)
     if shard is None or name not in info.arrays:
         return False

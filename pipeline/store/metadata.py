@@ -19,10 +19,10 @@ ROOT_DOCUMENT = "zarr.json"
 COORDINATES = ("episode_index", "timestamp_s")
 """Arrays that label steps: xarray shows them as coordinates."""
 
+TABLES = "_tables"
 COPIES = "_copies"
 """Folder of the second copies of the root's metadata and of all tables but ``steps``, from which they are repaired."""
 
-_VERIFY = "run `headrace verify`"
 _ZERO_DIGEST = "0" * 32
 _ENDIAN = {"name": "bytes", "configuration": {"endian": "little"}}
 _CRC = {"name": "crc32c"}
@@ -145,9 +145,9 @@ def root_document(specs_and_lengths: Mapping[str, tuple[ArraySpec, int]], attrib
     return canonical_json(document)
 
 
-def root_copy(generation: int) -> str:
-    """Return the path of the copy of a generation's root metadata, relative to the dataset."""
-    return f"{COPIES}/zarr-{generation}.json"
+def root_copies(generation: int) -> tuple[str, str]:
+    """Return the paths of the copies of a generation's root metadata, relative to the dataset."""
+    return f"{TABLES}/zarr-{generation}.json", f"{COPIES}/zarr-{generation}.json"
 
 
 def read_info(path: str | Path, generation: int | None = None) -> DatasetInfo:
@@ -163,18 +163,41 @@ def read_info(path: str | Path, generation: int | None = None) -> DatasetInfo:
     """
     root = Path(path)
     if generation is None:
-        return info_of(root, _read_root(root))
-    try:
-        found = info_of(root, read_regular(root / root_copy(generation)))
-    except OSError as error:
+        return _newest(root)
+    found = whole_copy(root, generation)
+    if found is None:
         raise DatasetError(
             f"expected generation {generation} of {root}, found none kept; open it without a generation for the newest"
-        ) from error
-    if found.generation != generation:
-        raise DatasetError(
-            f"expected generation {generation} of {root}, found {found.generation} in its place; {_VERIFY}"
         )
-    return found
+    return found[0]
+
+
+def _newest(root: Path) -> DatasetInfo:
+    """Read the root; an older one in its place is refused, since a copy of a newer one proves that it was committed."""
+    info = info_of(root, _read_root(root))
+    while whole_copy(root, info.generation + 1) is not None:
+        again = info_of(root, _read_root(root))  # an append may just have been committed
+        if again.generation == info.generation:
+            raise DatasetError(
+                f"expected generation {info.generation + 1}, found the metadata of {info.generation} in their place; "
+                "run `headrace verify --repair`",
+                file=root / ROOT_DOCUMENT,
+            )
+        info = again
+    return info
+
+
+def whole_copy(root: Path, generation: int) -> tuple[DatasetInfo, bytes] | None:
+    """Return what the root's metadata of a generation said, and their bytes; None where no copy is whole."""
+    for path in root_copies(generation):
+        try:
+            document = read_regular(root / path)
+            info = info_of(root, document)
+        except (OSError, DatasetError):
+            continue
+        if info.generation == generation:
+            return info, document
+    return None
 
 
 def info_of(root: Path, raw: bytes) -> DatasetInfo:

@@ -100,14 +100,18 @@ def steps_batch(schema: pa.Schema, rows: Mapping[str, np.ndarray]) -> pa.RecordB
     """Return one batch of the steps table from rows of the dataset's arrays, by array name, and ``step_in_episode``."""
     columns = []
     for field in schema:
-        array = (field.metadata or {}).get(b"array", field.name.encode()).decode()
-        values = np.ascontiguousarray(rows[array])
+        values = np.ascontiguousarray(rows[array_of(field)])
         if pa.types.is_fixed_size_list(field.type):
             flat = pa.array(values.reshape(-1), field.type.value_type)
             columns.append(pa.FixedSizeListArray.from_arrays(flat, type=field.type))
         else:
             columns.append(pa.array(values, field.type))
     return pa.record_batch(columns, schema=schema)
+
+
+def array_of(field: pa.Field) -> str:
+    """Return the array that a column of the steps table holds."""
+    return (field.metadata or {}).get(b"array", field.name.encode()).decode()
 
 
 def write_table(

@@ -215,12 +215,12 @@ def test_old_generations_are_removed_when_asked_and_the_committed_one_stays(head
     write_route(raw, 3, 4)
     convert(headrace, tmp_path)
     out = tmp_path / "out"
-    assert len(list((out / "_tables").iterdir())) == 12
+    assert len(list((out / "_tables").iterdir())) == 14
     removed = json.loads(headrace("gc", out, "--json").out)
-    assert (removed["generation"], len(removed["paths"])) == (2, 12)
+    assert (removed["generation"], len(removed["paths"])) == (2, 13)
     assert sorted(path.name for path in (out / "_tables").iterdir()) == sorted(
         [f"{name}-2.parquet" for name in ("episodes", "manifest", "quarantine", "steps", "tasks")]
-        + ["norm_stats-2.json"]
+        + ["norm_stats-2.json", "zarr-2.json"]
     )
     assert headrace("verify", out).code == 0
     assert "removed 0 files" in headrace("gc", out).out
