@@ -36,6 +36,10 @@ def write_preview(
     from pipeline.preview.material import PreviewOptions, open_subject
 
     write = _writer(output)
+    if output.resolve().is_relative_to(path.resolve()):
+        raise UsageError(
+            f"expected an output outside of {path}, found {output}; nothing is written into what is looked at"
+        )
     chosen = PreviewOptions(**options)
     return write(open_subject(path, format, reader), output, chosen)
 

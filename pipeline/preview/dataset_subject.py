@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.dataset import open_dataset
-from pipeline.preview.subject import SAMPLE_ROWS, Episode, FactTable, Picture, Refusals, Signal
+from pipeline.preview.subject import SAMPLE_ROWS, TO_UNIT_RANGE, Episode, FactTable, Picture, Refusals, Signal
 from pipeline.store.metadata import read_info
 from pipeline.store.rows import RowReader
 from pipeline.store.tables import read_document, read_table
@@ -44,6 +44,9 @@ class DatasetSubject:
             + (f"from {' or '.join(names)}" if names else "from nothing")
             for view, names in self._sources.items()
         }
+        frames = self.info.recipe["frames"]
+        known = (tuple(frames["mean"]), tuple(frames["std"])) if frames["mean"] else TO_UNIT_RANGE
+        self.frame_scaling: tuple[Sequence[float], Sequence[float]] = known
         self.signals: Sequence[Signal] = list(self._signals())
 
     def _signals(self) -> Iterator[Signal]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.graph import frames, signals
-from pipeline.preview.subject import Episode, FactTable, Picture, Refusals, Signal
+from pipeline.preview.subject import TO_UNIT_RANGE, Episode, FactTable, Picture, Refusals, Signal
 from pipeline.readers import open_source
 from pipeline.summaries import nbytes_text
 from schemas.errors import Reason, SourceError
@@ -22,6 +22,7 @@ class RawSubject:
     """A source, opened and indexed."""
 
     kind = "raw recordings"
+    frame_scaling: tuple[Sequence[float], Sequence[float]] = TO_UNIT_RANGE
 
     def __init__(self, path: Path, format: str = "", options: Mapping[str, str] | None = None) -> None:
         self.path = path

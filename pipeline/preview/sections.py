@@ -6,7 +6,7 @@ import numpy as np
 
 from pipeline.markup import Markup, data_text, join, table, tag
 from pipeline.preview.material import Material
-from pipeline.preview.subject import Episode
+from pipeline.preview.subject import TO_UNIT_RANGE, Episode
 from pipeline.preview.svg import histogram_chart, strip
 from pipeline.preview.tiles import tile
 from schemas.source import Fault
@@ -131,13 +131,18 @@ def pixels(material: Material) -> Markup | None:
         label = f"Brightness of red, green and blue of {view}: means {means[0]:.0f}, {means[1]:.0f}, {means[2]:.0f}"
         chart = histogram_chart(counts, 0, 256, label=label, kinds=("bars red", "bars green", "bars blue"), width=300)
         cards.append(tag("figure", tag("figcaption", data_text(view)), chart, class_="card"))
-        rows.append((data_text(view), f"{len(frames):,}", *(f"{mean:.1f} ± {std:.1f}" for mean, std in zip(means, stds)),
-                     *(f"{mean / 127.5 - 1:.2f} ± {std / 127.5:.2f}" for mean, std in zip(means, stds))))  # fmt: skip
+        scaled = [(m / 255 - m0) / s0 for m, m0, s0 in zip(means, *material.subject.frame_scaling)]
+        spread = [d / 255 / s0 for d, s0 in zip(stds, material.subject.frame_scaling[1])]
+        before = [f"{mean:.1f} ± {std:.1f}" for mean, std in zip(means, stds)]
+        after = [f"{mean:.2f} ± {std:.2f}" for mean, std in zip(scaled, spread)]
+        rows.append((data_text(view), f"{len(frames):,}", *before, *after))
     if not cards:
         return None
-    headers = ("View", "Frames", "Red", "Green", "Blue", "Red, to [-1, 1]", "Green, to [-1, 1]", "Blue, to [-1, 1]")
+    is_usual = material.subject.frame_scaling == TO_UNIT_RANGE
+    how = "to [-1, 1], as openpi does" if is_usual else "by the recipe's mean and standard deviation"
+    headers = ("View", "Frames", "Red", "Green", "Blue", "Red, normalised", "Green, normalised", "Blue, normalised")
     figures = table(
-        "Mean and standard deviation, in 0 to 255 and as openpi normalises them", headers, rows, numeric=range(1, 8)
+        f"Mean and standard deviation, in 0 to 255 and normalised: {how}", headers, rows, numeric=range(1, 8)
     )
     said = (
         "Brightness in 0 to 255 of the frames above: red, green and blue; pixels that are quite black, such as padding, are left out. "

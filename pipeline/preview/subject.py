@@ -75,6 +75,10 @@ class FactTable:
     """Columns of numbers, which stand to the right."""
 
 
+TO_UNIT_RANGE = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+"""Frames in [-1, 1], as openpi normalises them."""
+
+
 class Subject(Protocol):
     """What a preview shows."""
 
@@ -86,6 +90,8 @@ class Subject(Protocol):
     views: Mapping[str, str]
     """``view -> what it is``: size, encoding, where it comes from."""
     signals: Sequence[Signal]
+    frame_scaling: tuple[Sequence[float], Sequence[float]]
+    """Mean and standard deviation of red, green and blue in [0, 1] by which training normalises frames."""
 
     def frames(self, episode: int, view: str, steps: Int64[np.ndarray, " n"]) -> list[Picture]:
         """Return the frames of ``steps`` (sorted) of an episode, for each that is absent the reason."""

@@ -24,7 +24,7 @@ from pipeline.preview.material import PreviewOptions, open_subject
 from pipeline.preview.page import MAX_NBYTES, build_page
 from pipeline.preview.planner_view import COLOURS, counted, draw_picture, draw_svg
 from pipeline.preview.raw_subject import as_picture
-from pipeline.preview.subject import Episode, Refusals, Signal
+from pipeline.preview.subject import TO_UNIT_RANGE, Episode, Refusals, Signal
 from pipeline.store.metadata import read_info
 from pipeline.verification import verify
 from schemas.errors import MissingExtraError, Reason, UsageError
@@ -169,6 +169,7 @@ class Huge:
     """Ten thousand episodes of a hundred steps, thirty views of noise, 480 features, everything of it refused."""
 
     path, kind, num_steps = Path("huge"), "raw recordings", 1_000_000
+    frame_scaling = TO_UNIT_RANGE
 
     def __init__(self) -> None:
         self.views = {f"view_{k}": "noise" for k in range(30)}
@@ -237,6 +238,11 @@ def test_values_that_are_not_finite_are_drawn_around(tmp_path):
 def test_an_output_of_another_kind_is_refused_before_anything_is_read(tmp_path, name):
     with pytest.raises(UsageError, match="expected"):
         write_preview(tmp_path / "nothing", tmp_path / name)
+
+
+def test_nothing_is_written_into_what_is_looked_at(folder):
+    with pytest.raises(UsageError, match="outside of"):
+        write_preview(folder / "out", folder / "out" / "report.html")
 
 
 def test_a_picture_shows_the_frames_that_were_recorded(folder, tmp_path):
