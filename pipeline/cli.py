@@ -306,6 +306,25 @@ def stats(
 
 
 @app.command()
+def bench(
+    out: Dataset,
+    json: Json = False,
+    batch_size: Annotated[int, typer.Option(help="Samples of a batch.", min=1)] = 32,
+    threads: Annotated[int, typer.Option(help="Most threads of a loader; one a core unless given.", min=0)] = 0,
+    seconds: Annotated[float, typer.Option(help="Seconds of each single measurement.", min=0.01)] = 0.5,
+) -> None:
+    """Measure what the loaders read on this machine, beside what it can copy, and say what bounds them."""
+    from pipeline import screens
+    from pipeline.bench import bench_dataset
+
+    measured = bench_dataset(out, batch_size=batch_size, max_threads=threads, seconds=seconds)
+    if json:
+        _print_json(measured)
+    else:
+        screens.print_bench(measured)
+
+
+@app.command()
 def export(
     out: Dataset,
     target: Annotated[Path, typer.Argument(help="A new folder.")],

@@ -307,6 +307,24 @@ def print_repair(report: Any, path: Path) -> None:
     console.print(Text(verdict, "green" if report.ok else "red"), soft_wrap=True)
 
 
+def print_bench(measured: Mapping[str, Any]) -> None:
+    """Print what the loaders of a dataset read, beside the limit of the machine."""
+    console = out_console()
+    console.print(f"{_plain(measured['path'])}: {measured['cores']} cores, load {measured['load']:.1f} before")
+    for name, loader in measured["loaders"].items():
+        size = nbytes_text(loader["sample_nbytes"])
+        console.print(f"[bold]{name}[/bold], batches of {loader['batch_size']}, {size} a sample, in random order")
+        table = _table("threads", "samples/s", "MB/s", "copy MB/s", "of copy", "busy cores")
+        for row in loader["threads"]:
+            rates = (row["samples_per_s"], row["nbytes_per_s"] / 1e6, row["copy_nbytes_per_s"] / 1e6)
+            shown = (f"{rate:,.0f}" for rate in rates)
+            table.add_row(str(row["threads"]), *shown, f"{row['of_copy']:.0%}", f"{row['busy_cores']:.1f}")
+        console.print(table)
+        console.print(f"bound by {loader['verdict']}")
+    for name, reason in measured["not_measured"].items():
+        console.print(Text(f"{name}: not measured: {reason}", "dim"))
+
+
 def print_recipes(summaries: Sequence[Mapping[str, Any]]) -> None:
     """Print the built-in recipes."""
     table = _table("recipe", "what it makes", "views")
