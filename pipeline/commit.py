@@ -28,6 +28,7 @@ from pipeline.store.tables import (
     write_table,
 )
 from schemas.dataset import ArraySpec, ShardRow
+from schemas.errors import Reason
 from schemas.recipe import recipe_to_mapping
 from schemas.source import Fault
 
@@ -63,10 +64,9 @@ def commit(finished: Finished) -> DatasetInfo:
     previous = _Previous.load(finished.previous)
     parts = Parts(finished)
     tasks = _task_numbers(previous.tasks, plan.episodes)
-    dropped = _dropped(finished)
     specs = row_specs(plan.recipe, plan.bindings, *_features(finished))
-    rows = write_rows(finished, specs, parts.blocks(tasks, dropped), previous.shards)
-    table, episode_rows = _write_episodes(finished, previous, parts, dropped)
+    rows = write_rows(finished, specs, parts.blocks(tasks), previous.shards)
+    table, episode_rows = _write_episodes(finished, previous, parts)
     replaced = _replaced_ranges(table)
     steps = StepRows(root, specs, plan.num_steps, replaced)
     tables = _write_tables(finished, previous, {"episodes": table, "tasks": _task_table(tasks)}, rows + episode_rows)
@@ -104,21 +104,12 @@ def _task_table(tasks: Mapping[str, int]) -> pa.Table:
     return pa.table({"task_index": list(tasks.values()), "task": list(tasks)}, schema=TASKS)
 
 
-def _dropped(finished: Finished) -> set[tuple[str, str]]:
-    """Return ``(source, key)`` of the episodes that a refused step condemns, under the policy drop-episode."""
-    if finished.plan.recipe.on_bad_frame != "drop-episode":
-        return set()
-    return {(source, fault.episode) for result in finished.results.values() for source, fault in result.faults}
-
-
-def _write_episodes(
-    finished: Finished, previous: _Previous, parts: Parts, dropped: set[tuple[str, str]]
-) -> tuple[pa.Table, list[ShardRow]]:
+def _write_episodes(finished: Finished, previous: _Previous, parts: Parts) -> tuple[pa.Table, list[ShardRow]]:
     plan = finished.plan
     new = []
     for number, (episode, (digest, num_invalid)) in enumerate(zip(plan.episodes, parts.episodes(), strict=True)):
         clock = json.loads((finished.workspace.parts / f"source-{number:08d}.json").read_bytes())
-        gone = episode.name in dropped
+        gone = episode.name in finished.findings.dropped
         new.append(
             {
                 "episode_index": plan.first_episode + number,
@@ -182,7 +173,7 @@ def _table_path(finished: Finished, name: str, suffix: str = "parquet") -> Path:
 def _write_tables(
     finished: Finished, previous: _Previous, tables: dict[str, pa.Table], rows: Sequence[ShardRow]
 ) -> dict[str, TableRef]:
-    tables["quarantine"] = pa.concat_tables([previous.quarantine, _quarantine(finished)])
+    tables["quarantine"] = _quarantine(finished, previous.quarantine)
     sources = [*previous.sources, *_source_rows(finished)]
     tables["manifest"] = manifest_table(_shard_rows(finished, previous, rows), sources)
     return {
@@ -190,11 +181,20 @@ def _write_tables(
     }
 
 
-def _quarantine(finished: Finished) -> pa.Table:
-    found = list(finished.plan.faults)
-    found += [fault for shard in finished.plan.shards for fault in finished.results[shard].faults]
-    unique = dict.fromkeys(found)
-    return pa.Table.from_pylist([_fault_row(s, f, finished.plan.generation) for s, f in unique], schema=QUARANTINE)
+def _quarantine(finished: Finished, known: pa.Table) -> pa.Table:
+    """Return the quarantine so far and what is new: nothing twice, and no wish left about an episode that was taken after all."""
+    taken = {episode.name for episode in finished.plan.episodes}
+    rows = [
+        row
+        for row in known.to_pylist()
+        if (row["source"], row["episode"]) not in taken or not Reason(row["reason"]).is_wish
+    ]
+    said = {tuple(value for name, value in row.items() if name != "generation") for row in rows}
+    for source, fault in dict.fromkeys([*finished.plan.faults, *finished.findings.faults]):
+        row = _fault_row(source, fault, finished.plan.generation)
+        if tuple(value for name, value in row.items() if name != "generation") not in said:
+            rows.append(row)
+    return pa.Table.from_pylist(rows, schema=QUARANTINE)
 
 
 def _fault_row(source: str, fault: Fault, generation: int) -> dict[str, Any]:
@@ -208,6 +208,7 @@ def _fault_row(source: str, fault: Fault, generation: int) -> dict[str, Any]:
         "reason": str(fault.reason),
         "message": fault.message,
         "generation": generation,
+        "is_warning": fault.is_warning,
     }
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from pipeline.motion import TRAVEL
 from pipeline.plan import Plan
 from pipeline.shard_task import ShardResult
 from pipeline.store.atomic import xxh3_hex
@@ -18,9 +19,25 @@ from pipeline.store.tables import steps_batch, steps_schema
 from pipeline.workspace import Workspace
 from schemas.dataset import ROW_CHUNK_STEPS, ROW_SHARD_STEPS, ArraySpec, ShardRow
 from schemas.errors import PlanError
+from schemas.source import Fault
 
 BLOCK_STEPS = 64 * ROW_CHUNK_STEPS
 """Steps held at once while rows become tables and statistics."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What was found about the episodes of a run, rows by shard tasks and by :mod:`pipeline.quality`."""
+
+    faults: tuple[tuple[str, Fault], ...] = ()
+    """``(source, fault)``."""
+    masked: tuple[tuple[int, int], ...] = ()
+    """``[start, stop)`` of dataset steps that are not to be served."""
+    dropped: frozenset[tuple[str, str]] = frozenset()
+    """``(source, key)`` of episodes of which no step is to be served."""
+
+
+NO_FINDINGS = Findings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +49,7 @@ class Finished:
     results: Mapping[int, ShardResult]
     previous: DatasetInfo | None
     """The generation before, None for the first."""
+    findings: Findings = NO_FINDINGS
 
     @property
     def workspace(self) -> Workspace:
@@ -54,21 +72,30 @@ class Parts:
         if xxh3_hex(data) != expected:
             raise PlanError(f"expected {path} as the journal says, found other bytes; run again with --restart")
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+            part = {name: arrays[name] for name in arrays.files}
+        first = max(shard * self.plan.shard_steps, self.plan.first_step)
+        for start, stop in self.finished.findings.masked:
+            part["valid"][max(start - first, 0) : max(stop - first, 0)] = False
+        return part
 
-    def blocks(self, tasks: Mapping[str, int], dropped: set[tuple[str, str]]) -> Iterator[dict[str, np.ndarray]]:
+    def numbers(self, part: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return which planned episode each row of a part belongs to."""
+        return np.searchsorted(self.starts, part["episode"], side="right") - 1
+
+    def blocks(self, tasks: Mapping[str, int]) -> Iterator[dict[str, np.ndarray]]:
         """Yield the rows of consecutive steps, with episode and task numbers filled in."""
         local = [np.array([tasks[task] for task in e.ref.instructions or ("",)], np.int32) for e in self.plan.episodes]
         for shard in self.plan.shards:
             part = self.load(shard)
-            numbers = np.searchsorted(self.starts, part.pop("episode"), side="right") - 1
+            numbers = self.numbers(part)
             instruction = part.pop("instruction_index")
-            part.pop("step_digest")
+            for name in ("episode", "step_digest", TRAVEL):
+                part.pop(name)
             part["task_index"] = np.array(
                 [local[n][i] for n, i in zip(numbers.tolist(), instruction.tolist(), strict=True)], np.int32
             )
             part["episode_index"] = (self.plan.first_episode + numbers).astype(np.int32)
-            if dropped:
+            if dropped := self.finished.findings.dropped:
                 gone = np.array([episode.name in dropped for episode in self.plan.episodes])
                 part["valid"] &= ~gone[numbers]
             yield part

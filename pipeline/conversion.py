@@ -9,9 +9,10 @@ from typing import Any
 
 from pipeline.cluster import ClusterOptions, memory_nbytes
 from pipeline.commit import commit, write_array_documents
-from pipeline.commit_rows import Finished
+from pipeline.commit_rows import NO_FINDINGS, Findings, Finished
 from pipeline.incremental import (
     NOTHING,
+    UNPLANNED,
     Changes,
     Seen,
     discard_uncommitted,
@@ -33,6 +34,7 @@ from pipeline.plan import (
     refuse_if_too_large,
     usable,
 )
+from pipeline.quality import examine
 from pipeline.recipes import load_recipe, override
 from pipeline.report import ConvertReport, fault_line
 from pipeline.run_tasks import run_tasks
@@ -40,10 +42,11 @@ from pipeline.shard_task import ShardResult
 from pipeline.sources import all_faults, fingerprint, open_sources
 from pipeline.store.copies import write_copies
 from pipeline.store.metadata import read_info
+from pipeline.summaries import count_reasons
 from pipeline.views import Bindings, bind
 from pipeline.watch import Watch
 from pipeline.workspace import Journal, Lock, Workspace, read_json, write_json
-from schemas.errors import HeadraceError, PlanError, Reason, SourceError, UsageError, locate
+from schemas.errors import HeadraceError, PlanError, SourceError, UsageError, locate
 from schemas.recipe import Recipe
 from schemas.source import EpisodeRef, Fault
 
@@ -239,7 +242,7 @@ class _Conversion:
             plan = plan_from_json(read_json(self.workspace.plan, "the plan of an unfinished run"))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise PlanError(f"expected a whole plan, found {self.workspace.plan} damaged; add --restart") from error
-        differences = [*recipe_differences(plan.recipe, self.recipe), *self._source_differences(plan)]
+        differences = [*recipe_differences(plan.recipe, self.recipe, UNPLANNED), *self._source_differences(plan)]
         if self.asked.shard_steps not in (None, plan.shard_steps):
             differences.append(f"shard_steps {plan.shard_steps} -> {self.asked.shard_steps}")
         if differences:
@@ -248,7 +251,7 @@ class _Conversion:
                 f"expected what the unfinished run began with, found {len(differences)} differences: {shown}; "
                 "run the first command again, or add --restart to discard what it did"
             )
-        return plan
+        return replace(plan, recipe=replace(plan.recipe, on_bad_frame=self.recipe.on_bad_frame))
 
     def _source_differences(self, plan: Plan) -> Iterator[str]:
         refs = {(source.name, ref.key): ref for source in self.sources for ref in source.index.episodes}
@@ -291,7 +294,7 @@ class _Conversion:
                 accepted.append((name, ref, mark))
             else:
                 faults.append((name, fault))
-        refused = [row for row in faults if row[1].reason != Reason.LEFT_OUT]
+        refused = [row for row in faults if row[1].is_refusal]
         if refused and self.recipe.on_bad_frame == "stop":
             source, first = refused[0]
             raise SourceError(
@@ -372,14 +375,16 @@ class _Conversion:
             tasks = Tasks(self.root, plan, self.readers, self.previous, map_path=self.asked.map)
             run_tasks(tasks, results, sources, journal=journal, lock=lock, options=self.asked.cluster, watch=self.watch)
             self.watch.said("writing tables, committing")
-            commit(Finished(plan=plan, root=self.root, results=results, previous=self.previous))
+            finished = Finished(plan=plan, root=self.root, results=results, previous=self.previous)
+            findings = examine(finished)
+            commit(replace(finished, findings=findings))
         except OSError as error:
             raise _disk_error(error, self.root) from error
         finally:
             journal.close()
         self._remember(plan, found)
         self.workspace.clean()
-        return self._report(plan, found, results, reused=reused, complete=True)
+        return self._report(plan, found, results, reused=reused, complete=True, findings=findings)
 
     def _remember(self, plan: Plan, found: Changes) -> None:
         before = Seen.load(self.workspace)
@@ -389,11 +394,16 @@ class _Conversion:
             after.save(self.workspace)
 
     def _report(
-        self, plan: Plan, found: Changes, results: Mapping[int, ShardResult], *, reused: int, complete: bool
+        self,
+        plan: Plan,
+        found: Changes,
+        results: Mapping[int, ShardResult],
+        *,
+        reused: int,
+        complete: bool,
+        findings: Findings = NO_FINDINGS,
     ) -> ConvertReport:
-        faults = {*plan.faults} if plan.episodes else set()
-        faults |= {fault for result in results.values() for fault in result.faults}
-        reasons = sorted(str(fault.reason) for _, fault in faults)
+        faults = {*plan.faults, *findings.faults} if plan.episodes else set()
         total = plan.num_steps if plan.episodes else (self.previous.num_steps if self.previous else 0)
         known = self.previous.num_episodes if self.previous else 0
         return ConvertReport(
@@ -415,7 +425,7 @@ class _Conversion:
             replaced_episodes=tuple("/".join(episode.name) for episode in plan.episodes if episode.replaces >= 0),
             views=plan.bindings.views,
             signals=plan.bindings.signals,
-            quarantined={reason: reasons.count(reason) for reason in dict.fromkeys(reasons)},
+            **count_reasons(fault for _, fault in faults),
             problems=tuple(sorted(fault_line(source, fault) for source, fault in faults))[:20],
             notes=(
                 *(f"{name} is what the dataset has already: nothing to replace" for name in found.same),

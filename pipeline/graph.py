@@ -13,18 +13,25 @@ from pipeline.readers.protocol import Reader
 from schemas.errors import Reason, SchemaError, SourceError
 from schemas.recipe import ViewRecipe
 from schemas.source import EpisodeRef, Fault, Frame, ViewInfo
-from tasks.decode import decode_depth, decode_frame, decode_labels
+from tasks.decode import decode_depth, decode_frame, decode_labels, frame_size
 from tasks.resize import decode_resized, resize_frame
 
 
 def frames(
-    reader: Reader, ref: EpisodeRef, view: str, steps: Int64[np.ndarray, " n"], target: ViewRecipe | None = None
+    reader: Reader,
+    ref: EpisodeRef,
+    view: str,
+    steps: Int64[np.ndarray, " n"],
+    target: ViewRecipe | None = None,
+    *,
+    odd_sizes: dict[int, tuple[int, int]] | None = None,
 ) -> Iterator[np.ndarray | Fault]:
     """Yield the decoded frame, or why there is none, of each of ``steps`` (sorted, repeats allowed), in order.
 
     An rgb view yields ``uint8[height, width, 3]``, resized to ``target`` where one is given; a depth view ``float32[height,
     width]`` in m; a label view ``uint8`` or ``uint16[height, width]``. A step asked for again yields the same array again: it
-    is read, decoded and resized once. Memory is one encoded and one decoded frame. Treat frames as read-only.
+    is read, decoded and resized once. Memory is one encoded and one decoded frame. Treat frames as read-only. ``odd_sizes``
+    takes height and width of steps whose frame has another size than the view declares, before they are yielded.
 
     Raises
     ------
@@ -41,6 +48,10 @@ def frames(
     recorded = reader.read_frames(ref, view, wanted)
     for step, count, frame in zip(wanted.tolist(), repeats.tolist(), recorded, strict=True):
         found = _pixels(frame, info, target)
+        if odd_sizes is not None and info.height_px and not isinstance(frame, Fault) and not isinstance(found, Fault):
+            size = frame.shape[:2] if isinstance(frame, np.ndarray) else frame_size(frame)
+            if size != (info.height_px, info.width_px):
+                odd_sizes[step] = size
         if isinstance(found, Fault):
             place = {"start": step, "stop": step + 1} if found.start == found.stop else {}
             path = found.path or reader.frame_path(ref, view, step)

@@ -284,11 +284,17 @@ def refuse_other_recipe(previous: DatasetInfo, recipe: Recipe, shard_steps: int 
         )
 
 
-def recipe_differences(before: Recipe, now: Recipe) -> Iterator[str]:
-    """Name what differs, policies aside: they change what happens, not what is stored."""
+UNPLANNED = ("on_bad_frame", "min_steps", "filter.")
+"""Keys of a recipe, or beginnings of them, that may change under an unfinished plan: they have acted, or act at the commit."""
+POLICIES = (*UNPLANNED, "checks.")
+"""Those that may change between generations: they say what is taken, not what it becomes."""
+
+
+def recipe_differences(before: Recipe, now: Recipe, policies: tuple[str, ...] = POLICIES) -> Iterator[str]:
+    """Name what differs, ``policies`` aside."""
     old, new = _flat(recipe_to_mapping(before)), _flat(recipe_to_mapping(now))
     for key in sorted(old.keys() | new.keys()):
-        if key != "on_bad_frame" and old.get(key) != new.get(key):
+        if not key.startswith(policies) and old.get(key) != new.get(key):
             yield f"{key} {old.get(key)} -> {new.get(key)}"
 
 

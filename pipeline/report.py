@@ -5,8 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.markup import card
-from pipeline.summaries import nbytes_text
-from schemas.errors import Reason
+from pipeline.summaries import nbytes_text, reasons_text
 from schemas.source import Fault
 
 
@@ -41,15 +40,19 @@ class ConvertReport:
     views: Mapping[str, tuple[str, ...]]
     signals: Mapping[str, tuple[str, ...]]
     quarantined: Mapping[str, int]
-    """Rows of this run by reason."""
+    """Refused pieces of input of this run by reason."""
+    warned: Mapping[str, int]
+    """Pieces that are odd and served all the same, by reason."""
+    left_out: Mapping[str, int]
+    """Episodes that a rule of the recipe leaves out, by reason."""
     problems: tuple[str, ...]
     """The first of them, as one line each."""
     notes: tuple[str, ...]
 
     @property
     def exit_code(self) -> int:
-        """0, or 3 where something was quarantined that no rule left out."""
-        return 3 if any(reason != Reason.LEFT_OUT for reason in self.quarantined) else 0
+        """0, or 3 where something was refused."""
+        return 3 if self.quarantined else 0
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
@@ -59,7 +62,9 @@ class ConvertReport:
             "frames": f"{self.num_frames:,}",
             "shards": f"{self.shards_written:,} written, {self.shards_reused:,} finished before",
             "size": f"{nbytes_text(self.nbytes)} in {self.seconds:.1f} s",
-            "quarantined": ", ".join(f"{count:,} {reason}" for reason, count in self.quarantined.items()) or "nothing",
+            "quarantined": reasons_text(self.quarantined) or "nothing",
+            "odd, and served": reasons_text(self.warned) or "nothing",
+            "left out": reasons_text(self.left_out) or "nothing",
         }
         lists = {
             "problems": self.problems,
@@ -76,7 +81,8 @@ def fault_line(source: str, fault: Fault) -> str:
     """Return a refused piece of input as one line."""
     steps = f" steps {fault.start}:{fault.stop}" if fault.stop > fault.start else ""
     stream = f" {fault.stream}" if fault.stream else ""
-    return f"{source} {fault.episode}{stream}{steps}: {fault.reason}: {fault.message}"
+    warning = "warning: " if fault.is_warning else ""
+    return f"{warning}{source} {fault.episode}{stream}{steps}: {fault.reason}: {fault.message}"
 
 
 def report_to_json(report: ConvertReport) -> dict[str, Any]:

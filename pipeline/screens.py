@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from pipeline.plan import Estimate, Plan
 from pipeline.report import ConvertReport
-from pipeline.summaries import nbytes_text
+from pipeline.summaries import nbytes_text, reasons_text
 from pipeline.watch import Watch
 
 SHOWN_ROWS = 12
@@ -221,11 +222,9 @@ def print_report(report: ConvertReport) -> None:
         console.print(Text(f"known under another name: {names}"), soft_wrap=True)
     for name in report.removed_episodes[:SHOWN_ROWS]:
         console.print(Text(f"no longer in the source, kept in the dataset: {name}", "yellow"), soft_wrap=True)
-    if report.quarantined:
-        counts = ", ".join(f"{count} {reason}" for reason, count in report.quarantined.items())
-        console.print(Text(f"quarantined: {counts}", "yellow"), soft_wrap=True)
-        for problem in report.problems[:SHOWN_ROWS]:
-            console.print(Text(f"  {problem}", "yellow"), soft_wrap=True)
+    _print_counts(console, asdict(report))
+    for problem in report.problems[:SHOWN_ROWS]:
+        console.print(Text(f"  {problem}", "yellow"), soft_wrap=True)
     for note in report.notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)
 
@@ -258,9 +257,17 @@ def print_dataset(summary: Mapping[str, Any]) -> None:
         table.add_row(*map(Text, (key, steps, *rates, masked, said[:60])))
     console.print(table)
     _print_more(console, summary["episodes"], "episodes")
-    if summary["quarantined"]:
-        counts = ", ".join(f"{count} {reason}" for reason, count in summary["quarantined"].items())
-        console.print(Text(f"quarantined: {counts} (see _tables/quarantine-*.parquet)", "yellow"))
+    if _print_counts(console, summary):
+        console.print("(rows in _tables/quarantine-*.parquet, reasons in docs/quarantine.md)")
+
+
+def _print_counts(console: Console, counts: Mapping[str, Any]) -> bool:
+    """Print how much was refused, is odd or was left out, by reason; False where nothing was."""
+    kinds = {"quarantined": "quarantined", "warned": "odd, and served", "left_out": "left out"}
+    for kind, said in kinds.items():
+        if counts[kind]:
+            console.print(Text(f"{said}: {reasons_text(counts[kind])}", "yellow"), soft_wrap=True)
+    return any(counts[kind] for kind in kinds)
 
 
 def run_verify(path: Path, *, quick: bool, quiet: bool) -> Any:

@@ -1,11 +1,12 @@
 """Stages 3, 4 and 8 of the walk for the numbers of one shard: read, align, check."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pipeline.graph import signals
+from pipeline.motion import TRAVEL, check_motion, pose_columns
 from pipeline.plan import PlannedEpisode
 from pipeline.readers.protocol import Reader
 from pipeline.views import Bindings
@@ -13,6 +14,7 @@ from schemas.errors import Reason, SourceError, locate
 from schemas.recipe import Recipe
 from schemas.source import Fault
 from tasks.align import Alignment, align
+from tasks.quality import runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,8 @@ class Rows:
     alignment: dict[str, Alignment]
     columns: dict[str, np.ndarray]
     faults: list[Fault]
+    before: tuple[int, float] | None = None
+    """Recorded step and time that serve the step before the segment's first; None at the episode's start."""
 
     @property
     def steps(self) -> np.ndarray:
@@ -55,6 +59,11 @@ class Rows:
     def refuse(self, steps: np.ndarray, fault: Fault) -> None:
         """Make rows invalid and keep the reason."""
         self.columns["valid"][steps] = False
+        self.faults.append(fault)
+
+    def note(self, steps: np.ndarray, fault: Fault) -> None:
+        """Keep the reason; rows stay valid where it is a warning."""
+        self.columns["valid"][steps] &= fault.is_warning
         self.faults.append(fault)
 
 
@@ -84,6 +93,7 @@ def _empty_rows(segment: Segment, want: RowsWanted) -> Rows:
     columns["source_step"] = np.zeros(count, np.int32)
     columns["instruction_index"] = np.zeros(count, np.int32)
     columns["valid"] = np.full(count, not want.refused)
+    columns[TRAVEL] = np.full(count, np.nan, np.float32)
     columns.update({name: np.zeros(count, np.bool_) for name in want.masks})
     identity = Alignment(local, local, np.zeros(count), np.zeros(count))
     part = Rows(segment, dict.fromkeys(("nearest", "previous", "linear"), identity), columns, [])
@@ -125,6 +135,9 @@ def _align_rows(part: Rows, recipe: Recipe) -> None:
         nearest = part.alignment["nearest"]
         part.columns["source_step"][:] = nearest.lower
         part.columns["align_error_s"][:] = nearest.error_s
+        if segment.start:
+            last = align(recorded_s, np.array([segment.start - 1]) / episode.rate_hz, "nearest").lower[0]
+            part.before = int(last), float(recorded_s[last])
         period_s = float(np.median(np.diff(recorded_s))) if len(recorded_s) > 1 else 1 / episode.rate_hz
         tolerance_s = (recipe.tolerance_s or 0.75 * period_s) + 1e-6  # a gap of half a period more than usual is one
         _check_gaps(part, np.abs(nearest.error_s) > tolerance_s, tolerance_s)
@@ -132,6 +145,7 @@ def _align_rows(part: Rows, recipe: Recipe) -> None:
     first = max(segment.start - 1, 0)  # one step earlier, so that order is checked across shards too
     block = segment.reader.read_signals(episode.ref, ["timestamp_s"], np.arange(first, segment.stop))
     times_s = np.asarray(block.values["timestamp_s"], np.float64).reshape(-1)
+    part.before = (first, float(times_s[0])) if first < segment.start else None
     part.faults += block.faults
     unread = ~np.isfinite(times_s)
     part.columns["valid"] &= ~unread[segment.start - first :]
@@ -144,6 +158,21 @@ def _align_rows(part: Rows, recipe: Recipe) -> None:
         found_s = part.columns["timestamp_s"][step]
         message = f"expected timestamps that increase, found {found_s:.6f} s after {times_s[step - 1 + segment.start - first]:.6f} s"
         part.refuse(np.array([step]), _at(part, step, Reason.TIME_ORDER, message, "timestamp_s"))
+    _check_periods(part, np.diff(times_s, prepend=np.nan)[segment.start - first :], recipe)
+
+
+def _check_periods(part: Rows, periods_s: np.ndarray, recipe: Recipe) -> None:
+    """Note steps that come later after the step before than the nominal rate and the tolerance allow."""
+    rate_hz, action = part.segment.episode.ref.rate_hz, recipe.checks.time_gap
+    if not rate_hz or action == "off":
+        return
+    limit_s = 1 / rate_hz + (recipe.tolerance_s or 0.75 / rate_hz) + 1e-6
+    for start, stop in runs(periods_s > limit_s):
+        longest_s = float(periods_s[start:stop].max())
+        message = f"expected steps at most {limit_s:.4f} s apart, found {longest_s:.4f} s; frames were lost, or the rate is not {rate_hz:g} Hz"
+        fault = _at(part, start, Reason.TIME_GAP, message, "timestamp_s")
+        last = int(part.columns["source_step"][stop - 1])
+        part.note(np.arange(start, stop), replace(fault, stop=last + 1, is_warning=action == "warn"))
 
 
 def _check_gaps(part: Rows, gaps: np.ndarray, tolerance_s: float) -> None:
@@ -161,16 +190,6 @@ def _at(part: Rows, row: int, reason: Reason, message: str, stream: str) -> Faul
     )
 
 
-def runs(mask: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield ``[start, stop)`` of each run of True.
-
-    >>> list(runs(np.array([True, True, False, True])))
-    [(0, 2), (3, 4)]
-    """
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
-    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
-
-
 def _fill_rows(part: Rows, want: RowsWanted) -> None:
     """Read the recipe's signals at the aligned steps; a row that is not finite is refused."""
     ref = part.segment.episode.ref
@@ -181,6 +200,7 @@ def _fill_rows(part: Rows, want: RowsWanted) -> None:
         bad = ~np.isfinite(values).all(axis=1) | ~np.isfinite(part.columns[name]).all(axis=1)
         _refuse_non_finite(part, bad, bad & ~faulty, name)
     part.columns["valid"] &= ~faulty
+    check_motion(part, {column: values for (name, column), values in found.items() if not name}, want.recipe.checks)
     if ("", "instruction_index") in found:
         index = np.nan_to_num(found["", "instruction_index"][:, 0], nan=0.0)
         part.columns["instruction_index"][:] = np.where(
@@ -198,6 +218,9 @@ def _read_columns(part: Rows, want: RowsWanted) -> tuple[dict[tuple[str, str], n
     wanted = [(methods[name], name, column) for name, columns in want.bindings.signals.items() for column in columns]
     if any(signal.name == "instruction_index" for signal in ref.signals):
         wanted.append(("nearest", "", "instruction_index"))
+    used = {column for _, _, column in wanted}
+    places, heading = pose_columns(ref, want.recipe.checks)
+    wanted += [("nearest", "", column) for column in (*places, heading) if column]
     groups: dict[int, list[tuple[str, str, str]]] = {}
     for item in wanted:
         groups.setdefault(id(part.alignment[item[0]]), []).append(item)
@@ -206,6 +229,7 @@ def _read_columns(part: Rows, want: RowsWanted) -> tuple[dict[tuple[str, str], n
         alignment = part.alignment[items[0][0]]
         names = list(dict.fromkeys(column for _, _, column in items))
         values, faults = _mixed(part.segment, names, alignment)
+        faults = tuple(f for f in faults if f.stream not in names or f.stream in used)  # a lost pose condemns no step
         part.faults += [fault for fault in faults if fault not in part.faults]
         for fault in faults:
             whole = fault.start == fault.stop
@@ -230,19 +254,10 @@ def _refuse_non_finite(part: Rows, bad: np.ndarray, unexplained: np.ndarray, nam
     for start, stop in runs(unexplained):
         steps = part.columns["source_step"][start:stop]
         fault = _at(part, start, Reason.NON_FINITE, f"expected finite values in {name!r}, found NaN or infinity", name)
-        part.faults.append(
-            Fault(
-                reason=fault.reason,
-                message=fault.message,
-                episode=fault.episode,
-                stream=name,
-                start=int(steps[0]),
-                stop=int(steps[-1]) + 1,
-            )
-        )
+        part.faults.append(replace(fault, start=int(steps[0]), stop=int(steps[-1]) + 1))
 
 
-def merge_faults(faults: list[Fault]) -> list[Fault]:
+def merge_faults(faults: Sequence[Fault]) -> list[Fault]:
     """Join faults of neighbouring steps that say the same of one file, keeping the first message.
 
     A video that ends early is one row, not one row a frame.
@@ -252,15 +267,7 @@ def merge_faults(faults: list[Fault]) -> list[Fault]:
         last = merged[-1] if merged else None
         same = last is not None and (last.reason, last.stream, last.path) == (fault.reason, fault.stream, fault.path)
         if last is not None and same and fault.path and fault.start <= last.stop and last.start < last.stop:
-            merged[-1] = Fault(
-                reason=last.reason,
-                message=last.message,
-                episode=last.episode,
-                stream=last.stream,
-                start=last.start,
-                stop=max(last.stop, fault.stop),
-                path=last.path,
-            )
+            merged[-1] = replace(last, stop=max(last.stop, fault.stop))
         elif fault not in merged:
             merged.append(fault)
     return merged

@@ -14,6 +14,7 @@ import numpy as np
 import xxhash
 
 from pipeline.graph import frames
+from pipeline.motion import TRAVEL
 from pipeline.plan import fault_from_json
 from pipeline.shard_rows import Rows, RowsWanted, Segment, merge_faults, read_rows
 from pipeline.store.atomic import write_atomic, xxh3_hex
@@ -21,14 +22,15 @@ from pipeline.store.shards import ShardReader, ShardWriter, decode_chunk, encode
 from pipeline.views import Bindings
 from pipeline.workspace import Workspace
 from schemas.dataset import ArraySpec, ShardRow
-from schemas.errors import SourceError, locate
+from schemas.errors import Reason, SourceError, locate
 from schemas.recipe import Recipe
-from schemas.source import Fault
+from schemas.source import Fault, ViewInfo
+from tasks.quality import runs
 
 ANCHOR = "is_anchor"
 """Row array that says which steps are samples."""
 
-UNDIGESTED = ("episode_index", "task_index", "valid")
+UNDIGESTED = ("episode_index", "task_index", "valid", TRAVEL)
 """Step arrays that say where a step stands, not what it is: left out of the digest, like the image masks."""
 
 
@@ -107,8 +109,9 @@ def write_shard(job: ShardJob) -> ShardResult:
             digests.update_rows(name)
     nbytes, xxh3 = _write_part(workspace, job.shard, parts, digests)
     faults = tuple((part.segment.episode.source, fault) for part in parts for fault in merge_faults(part.faults))
-    if faults and job.recipe.on_bad_frame == "stop":
-        raise _stop(faults[0])
+    refused = [row for row in faults if row[1].is_refusal]
+    if refused and job.recipe.on_bad_frame == "stop":
+        raise stopped(refused[0])
     return ShardResult(
         shard=job.shard,
         rows=tuple(rows),
@@ -121,17 +124,13 @@ def write_shard(job: ShardJob) -> ShardResult:
     )
 
 
-def _stop(found: tuple[str, Fault]) -> SourceError:
+def stopped(found: tuple[str, Fault]) -> SourceError:
+    """Return a fault as the error that ends a conversion whose recipe says stop."""
     source, fault = found
-    return SourceError(
-        f"{fault.message} (refused, and the recipe says stop)",
-        fault.reason,
-        source=source,
-        episode=fault.episode,
-        stream=fault.stream,
-        steps=f"{fault.start}:{fault.stop}",
-        file=fault.path,
-    )
+    steps = f"{fault.start}:{fault.stop}" if fault.stop > fault.start else ""
+    where = {"source": source, "episode": fault.episode, "stream": fault.stream, "steps": steps, "file": fault.path}
+    message = f"{fault.message} (refused, and the recipe says stop)"
+    return SourceError(message, fault.reason, **{name: value for name, value in where.items() if value})
 
 
 def _write_frames(job: ShardJob, spec: ArraySpec, parts: list[Rows], digests: "_Digests") -> tuple[ShardRow, int]:
@@ -255,13 +254,34 @@ def _frames(job: ShardJob, spec: ArraySpec, part: Rows) -> Iterator[np.ndarray |
     if not source_view or job.refused:
         yield from (None for _ in part.steps)
         return
-    store = _storer(job.recipe, spec)
-    for row, frame in enumerate(frames(part.segment.reader, episode.ref, source_view, part.steps, target)):
+    store, odd_sizes = _storer(job.recipe, spec), dict[int, tuple[int, int]]()
+    found = frames(part.segment.reader, episode.ref, source_view, part.steps, target, odd_sizes=odd_sizes)
+    for row, frame in enumerate(found):
         if isinstance(frame, Fault):
             part.refuse(np.array([row]), frame)
             yield None
         else:
             yield store(frame)
+    if job.recipe.checks.view_size != "off":
+        _note_sizes(part, episode.ref.view(source_view), odd_sizes, is_warning=job.recipe.checks.view_size == "warn")
+
+
+def _note_sizes(part: Rows, view: ViewInfo, odd_sizes: Mapping[int, tuple[int, int]], *, is_warning: bool) -> None:
+    """Note runs of frames of another size than declared."""
+    found = np.isin(part.steps, list(odd_sizes))
+    for start, stop in runs(found):
+        first, last = int(part.steps[start]), int(part.steps[stop - 1])
+        height, width = odd_sizes[first]
+        fault = Fault(
+            reason=Reason.WRONG_SHAPE,
+            message=f"expected frames of {view.width_px}x{view.height_px} px, found {width}x{height}; see view_size in [checks]",
+            episode=part.segment.episode.ref.key,
+            stream=view.name,
+            start=first,
+            stop=last + 1,
+            is_warning=is_warning,
+        )
+        part.note(np.arange(start, stop), fault)
 
 
 def _storer(recipe: Recipe, spec: ArraySpec) -> Any:

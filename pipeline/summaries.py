@@ -1,10 +1,11 @@
 """What the commands say, as JSON values: ``--json`` prints them, the screens draw them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from schemas.errors import Reason
 from schemas.source import EpisodeRef, Fault, SourceIndex
 
 _EPISODE_COLUMNS = (
@@ -24,6 +25,24 @@ def nbytes_text(nbytes: float) -> str:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1000
     return f"{nbytes:.1f} TB"
+
+
+def count_reasons(faults: Iterable[Fault]) -> dict[str, dict[str, int]]:
+    """Return how many faults there are by kind (``quarantined``, ``warned``, ``left_out``) and reason, in order of reasons."""
+    counts: dict[str, dict[str, int]] = {"quarantined": {}, "warned": {}, "left_out": {}}
+    for fault in sorted(faults, key=lambda fault: fault.reason):
+        kind = "left_out" if fault.reason.is_wish else "warned" if fault.is_warning else "quarantined"
+        counts[kind][str(fault.reason)] = counts[kind].get(str(fault.reason), 0) + 1
+    return counts
+
+
+def reasons_text(counts: Mapping[str, int]) -> str:
+    """Return counts by reason as one line.
+
+    >>> reasons_text({"decode": 2, "frozen": 1})
+    '2 decode, 1 frozen'
+    """
+    return ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
 
 
 def summarize_index(index: SourceIndex) -> dict[str, Any]:
@@ -92,7 +111,10 @@ def summarize_dataset(path: Path) -> dict[str, Any]:
     from pipeline.store.tables import read_table
 
     info = read_info(path)
-    quarantine = read_table(info, "quarantine", ["reason"])["reason"].to_pylist()
+    quarantine = read_table(info, "quarantine").to_pylist()
+    counts = count_reasons(
+        Fault(reason=Reason(row["reason"]), message="", is_warning=bool(row.get("is_warning"))) for row in quarantine
+    )
     manifest = read_table(info, "manifest", ["kind", "nbytes", "array"]).to_pylist()
     sizes: dict[str, int] = {}
     source_nbytes = 0
@@ -129,7 +151,7 @@ def summarize_dataset(path: Path) -> dict[str, Any]:
         },
         "nbytes": sum(sizes.values()),
         "source_nbytes": source_nbytes,
-        "quarantined": {reason: quarantine.count(reason) for reason in sorted(set(quarantine))},
+        **counts,
         "tasks": read_table(info, "tasks")["task"].to_pylist(),
         "episodes": episodes,
     }

@@ -32,18 +32,37 @@ class Reason(StrEnum):
     """Timestamps that do not increase."""
     TIME_GAP = "time-gap"
     """A step of the output grid has no recorded step within the tolerance."""
+    TIME_JITTER = "time-jitter"
+    """The time between steps varies more than the recipe allows."""
+    POSE_JUMP = "pose-jump"
+    """Position or heading change faster than any vehicle moves."""
+    FROZEN = "frozen"
+    """A view shows one frame again and again while vehicle or state move."""
+    CONSTANT = "constant"
+    """Numbers that never change where they should."""
     EMPTY_EPISODE = "empty-episode"
-    """An episode of no steps, or shorter than the recipe asks for."""
+    """An episode of no steps."""
     DUPLICATE = "duplicate"
-    """The same recording appears twice."""
+    """The same recording, or the same frame or row of it, appears twice."""
     BAD_METADATA = "bad-metadata"
     """The files that describe the recording contradict themselves or cannot be parsed."""
     LEFT_OUT = "left-out"
     """Sound, and left out by a rule that was asked for, such as that of driven routes by their results."""
+    LEFT_OUT_NAME = "left-out-name"
+    """Left out by `include` or `exclude`."""
+    LEFT_OUT_SUCCESS = "left-out-success"
+    """Left out by what the recording says of its own success."""
+    LEFT_OUT_LENGTH = "left-out-length"
+    """Shorter than the recipe asks for."""
     IO = "io"
     """The operating system refused to read: permission, a broken disk, a lost mount."""
     WORKER_DIED = "worker-died"
     """The process that worked on it died, alone and more than once: a crash in a decoder, or memory."""
+
+    @property
+    def is_wish(self) -> bool:
+        """Whether it says what somebody asked for, and nothing against the recording."""
+        return self.value.startswith("left-out")
 
 
 class HeadraceError(Exception):

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar, get_args, get_origin
 
 from schemas.errors import RecipeError
+from schemas.quality import DEFAULT_CHECKS, EVERY_EPISODE, CheckRecipe, FilterRecipe, one_of
 
 T = TypeVar("T")
 
@@ -17,11 +18,6 @@ ALIGNMENTS = ("nearest", "previous", "linear")
 PLANNER_NORMALIZE = ("published", "none")
 ON_BAD_FRAME = ("mask", "drop-episode", "stop")
 FRAME_DTYPES = ("uint8", "float16", "float32")
-
-
-def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise RecipeError(f"expected {key} one of {', '.join(allowed)}, found {value!r}; correct the recipe")
 
 
 def _identifier(kind: str, name: str) -> None:
@@ -56,10 +52,10 @@ class ViewRecipe:
     """Where no source view serves it: mask the frames, drop the episode, or stop."""
 
     def __post_init__(self) -> None:
-        _one_of("resize", self.resize, RESIZES)
-        _one_of("filter", self.filter, FILTERS)
-        _one_of("decode", self.decode, DECODES)
-        _one_of("missing", self.missing, MISSING)
+        one_of("resize", self.resize, RESIZES)
+        one_of("filter", self.filter, FILTERS)
+        one_of("decode", self.decode, DECODES)
+        one_of("missing", self.missing, MISSING)
         _identifier("view", self.name)
         if not (1 <= self.height_px <= 8192 and 1 <= self.width_px <= 8192):
             raise RecipeError(
@@ -79,7 +75,7 @@ class SignalRecipe:
     """How recorded rows become rows of the output grid, where the rates differ."""
 
     def __post_init__(self) -> None:
-        _one_of("align", self.align, ALIGNMENTS)
+        one_of("align", self.align, ALIGNMENTS)
         _identifier("signal", self.name)
 
 
@@ -96,7 +92,7 @@ class FrameRecipe:
     std: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        _one_of("dtype", self.dtype, FRAME_DTYPES)
+        one_of("dtype", self.dtype, FRAME_DTYPES)
         normalised = self.dtype != "uint8"
         if normalised != bool(self.mean) or len(self.mean) != len(self.std) or len(self.mean) not in (0, 3):
             raise RecipeError(
@@ -134,8 +130,8 @@ class PlannerRecipe:
     """Of the large tensors: ``zstd`` or ``raw``."""
 
     def __post_init__(self) -> None:
-        _one_of("normalize", self.normalize, PLANNER_NORMALIZE)
-        _one_of("planner codec", self.codec, ("zstd", "raw"))
+        one_of("normalize", self.normalize, PLANNER_NORMALIZE)
+        one_of("planner codec", self.codec, ("zstd", "raw"))
         counts = (self.anchor_stride, self.future_steps, self.num_agents, self.num_static, self.num_lanes)
         if min(*counts, self.num_route_lanes) < 1 or self.past_steps < 0:
             raise RecipeError("expected planner sizes of 1 or more, found one below; correct [planner]")
@@ -161,6 +157,8 @@ class Recipe:
     frames: FrameRecipe = FrameRecipe()
     planner: PlannerRecipe | None = None
     """Diffusion Planner's tensors, for sources with tracks and a map; None for none."""
+    checks: CheckRecipe = DEFAULT_CHECKS
+    filter: FilterRecipe = EVERY_EPISODE
     rate_hz: float = 0.0
     """Rate of the output grid; 0 takes the source's."""
     tolerance_s: float = 0.0
@@ -170,11 +168,11 @@ class Recipe:
     action_dim: int = 32
     """Width to which the loader pads state and actions."""
     min_steps: int = 1
-    """Shorter episodes are refused."""
+    """Shorter episodes are left out."""
     on_bad_frame: str = "mask"
 
     def __post_init__(self) -> None:
-        _one_of("on_bad_frame", self.on_bad_frame, ON_BAD_FRAME)
+        one_of("on_bad_frame", self.on_bad_frame, ON_BAD_FRAME)
         for kind, names in (("view", [v.name for v in self.views]), ("signal", [s.name for s in self.signals])):
             if len(set(names)) != len(names):
                 raise RecipeError(f"expected {kind} names to differ, found {names}; rename one")
@@ -194,10 +192,19 @@ class Recipe:
         raise RecipeError(f"expected one of the views {[v.name for v in self.views]}, found {name!r}; correct --view")
 
 
+TABLES: Mapping[str, type[FrameRecipe | PlannerRecipe | CheckRecipe | FilterRecipe]] = {
+    "frames": FrameRecipe,
+    "planner": PlannerRecipe,
+    "checks": CheckRecipe,
+    "filter": FilterRecipe,
+}
+"""Tables of a recipe that there is one of."""
+
+
 def recipe_from_mapping(data: Mapping[str, Any], name: str) -> Recipe:
     """Validate parsed TOML strictly: unknown keys and wrong types are refused with the nearest known key named.
 
-    ``[views.NAME]`` and ``[signals.NAME]`` are tables by name (or ``[[views]]`` with a ``name`` each), ``[frames]`` one table, the rest are top-level keys.
+    ``[views.NAME]`` and ``[signals.NAME]`` are tables by name (or ``[[views]]`` with a ``name`` each), ``[frames]`` and others (:data:`TABLES`) one table each, the rest are top-level keys.
     ``from`` spells ``candidates`` and ``columns``; ``size = [height, width]`` or one number spells both sides.
     """
     data = dict(data)
@@ -206,10 +213,9 @@ def recipe_from_mapping(data: Mapping[str, Any], name: str) -> Recipe:
         parts["views"] = tuple(_view(key, value) for key, value in _tables(data.pop("views"), "views"))
     if "signals" in data:
         parts["signals"] = tuple(_signal(key, value) for key, value in _tables(data.pop("signals"), "signals"))
-    if "frames" in data:
-        parts["frames"] = _build(FrameRecipe, _table(data.pop("frames"), "frames"), "frames")
-    if "planner" in data:
-        parts["planner"] = _build(PlannerRecipe, _table(data.pop("planner"), "planner"), "planner")
+    for key, kind in TABLES.items():
+        if key in data:
+            parts[key] = _build(kind, _table(data.pop(key), key), key)
     return _build(Recipe, {**parts, **data}, "the recipe")
 
 
@@ -227,6 +233,8 @@ def recipe_to_mapping(recipe: Recipe) -> dict[str, Any]:
     }
     if recipe.planner is not None:
         out["planner"] = asdict(recipe.planner)
+    for key in ("checks", "filter"):
+        out[key] = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(getattr(recipe, key)).items()}
     out["views"] = [  # lists, since sorted JSON would lose the order of tables by name
         {
             "name": view.name,
@@ -289,8 +297,7 @@ def _build(kind: type[T], table: Mapping[str, Any], where: str) -> T:
     for key, value in table.items():
         if key not in known:
             spelled = sorted(
-                {_SPELLED.get(k, k) for k in known}
-                | ({"views", "signals", "frames", "planner"} if kind is Recipe else set())
+                {_SPELLED.get(k, k) for k in known} | ({"views", "signals", *TABLES} if kind is Recipe else set())
             )
             near = difflib.get_close_matches(key, spelled, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(spelled)}"

@@ -83,7 +83,7 @@ class EpisodeRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A piece of a recording that was refused: one row of the quarantine table."""
+    """A piece of a recording that was refused, left out or found odd: one row of the quarantine table."""
 
     reason: Reason
     message: str
@@ -97,6 +97,13 @@ class Fault:
     """One past the last; ``start == stop`` where the whole episode is meant."""
     path: str = ""
     """File, relative to the source."""
+    is_warning: bool = False
+    """Whether it is served all the same."""
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether something that was wanted is not served."""
+        return not (self.is_warning or self.reason.is_wish)
 
 
 Frame = bytes | np.ndarray | Fault

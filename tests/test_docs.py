@@ -15,7 +15,8 @@ from pipeline.conversion import convert
 from pipeline.demo.lerobot import write_lerobot_set
 from pipeline.readers import READERS
 from pipeline.recipes import BUILT_IN
-from schemas.recipe import FrameRecipe, PlannerRecipe, Recipe, SignalRecipe, ViewRecipe, recipe_from_mapping
+from schemas.errors import Reason
+from schemas.recipe import TABLES, Recipe, SignalRecipe, ViewRecipe, recipe_from_mapping
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("pipeline/*.md")])
@@ -57,10 +58,17 @@ def test_the_recipe_page_names_every_key_and_no_other():
     text = (REPOSITORY / "docs" / "recipes.md").read_text("utf-8")
     documented = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?) \|", text, flags=re.MULTILINE))))
     spelled = {"candidates": "from", "columns": "from", "height_px": "size", "width_px": "size"}
-    kinds = (Recipe, ViewRecipe, SignalRecipe, FrameRecipe, PlannerRecipe)
-    known = {spelled.get(field.name, field.name) for kind in kinds for field in fields(kind)}
-    assert documented == known - {"views", "signals", "frames", "planner"}
+    keys = {field.name for field in fields(Recipe)} - {"views", "signals", *TABLES}
+    kinds = (ViewRecipe, SignalRecipe, *TABLES.values())
+    assert documented == keys | {spelled.get(field.name, field.name) for kind in kinds for field in fields(kind)}
+    assert set(re.findall(r"^## `\[(\w+)\]`", text, flags=re.MULTILINE)) == set(TABLES)
     assert all(f"`{name}`" in text for name in BUILT_IN)
+
+
+def test_the_quarantine_page_names_every_reason_and_no_other():
+    text = (REPOSITORY / "docs" / "quarantine.md").read_text("utf-8")
+    table = re.search(r"\| reason \|.*?\n\n", text, flags=re.DOTALL).group()
+    assert re.findall(r"^\| `([\w-]+)` \|", table, flags=re.MULTILINE) == [str(reason) for reason in Reason]
 
 
 @pytest.mark.parametrize("page", ["docs/recipes.md", "docs/formats.md"])

@@ -54,9 +54,10 @@ QUARANTINE = pa.schema(
         ("reason", pa.string()),
         ("message", pa.string()),
         ("generation", pa.int32()),
+        ("is_warning", pa.bool_()),
     ]
 )
-"""One row a refused piece of input; ``[start, stop)`` are recorded steps."""
+"""One row a piece of input that was refused, left out, or (``is_warning``) served all the same; ``[start, stop)`` are recorded steps."""
 
 MANIFEST = pa.schema(
     [

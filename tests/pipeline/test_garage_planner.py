@@ -57,16 +57,20 @@ def run(root, out, recipe="diffusion-planner"):
 def test_filters_are_counted_and_a_route_at_4_hz_gives_samples_at_10(tmp_path, town):
     names = [LAYOUTS[town].format(10 + k) for k in range(5)]
     for name, results in zip(names, (PERFECT, SLOW, RED, FAILED, None), strict=True):
-        sound_brakes(write_route(tmp_path / "raw", name, NUM_STEPS, results))
+        route = write_route(tmp_path / "raw", name, NUM_STEPS, results)
+        sound_brakes(route)
+        first = next((route / "measurements").glob("*0.json.gz"))
+        record = {**json.loads(gzip.decompress(first.read_bytes())), "speed": 0.5 + len(str(results))}
+        write_json(first.with_name(first.name.removesuffix(".gz")), record)  # the same drive twice would be a duplicate
     report = run(tmp_path, tmp_path / "out")
     assert (report.num_episodes, report.total_steps, report.exit_code) == (2, 302, 0)
-    assert dict(report.quarantined) == {"left-out": 3}
+    assert (dict(report.quarantined), dict(report.left_out)) == ({}, {"left-out": 3})
     assert report.notes == (
         "3 of 5 routes were left out by the rule min-speed: 1 Failed - Agent crashed; 1 below a score of 100; 1 without results",
     )
     rows = read_table(read_info(tmp_path / "out"), "quarantine").to_pylist()
     assert sorted((row["episode"], row["reason"]) for row in rows) == [(name, "left-out") for name in sorted(names[2:])]
-    assert summarize_dataset(tmp_path / "out")["quarantined"] == {"left-out": 3}
+    assert summarize_dataset(tmp_path / "out")["left_out"] == {"left-out": 3}
     group = zarr.open_group(tmp_path / "out", mode="r")
     step = np.arange(302) % 151
     np.testing.assert_array_equal(
