@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int64
 
 from pipeline.loaders.filters import Filter
 from pipeline.loaders.reader import DatasetReader
+from pipeline.loaders.zarr_reader import open_reader
 from pipeline.store.atomic import xxh3_hex
 from schemas.errors import DatasetError
 
@@ -44,7 +45,7 @@ class AnchoredSamples:
     """Arrays that must all be True of a sample's step, of those that the dataset has."""
 
     def __init__(self, path: str | Path, options: ReadOptions) -> None:
-        self.reader = DatasetReader(path, check=options.check)
+        self.reader = open_reader(path, check=options.check)
         self.anchors = find_anchors(self.reader, options.filter, self.masks)
         self.fingerprint = xxh3_hex(self.anchors.view(np.uint8).data)
 

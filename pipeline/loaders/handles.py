@@ -108,6 +108,29 @@ class FileHandles:
             os.close(descriptor)
 
 
+def read_into(descriptor: int, parts: list[memoryview], offset: int) -> int:
+    """Fill ``parts`` one after the other from a file; return the bytes read, fewer than asked for at its end alone.
+
+    With :class:`FileHandles`, all of rows and frames that a reader asks of the file system while it serves batches.
+    """
+    found = os.preadv(descriptor, parts, offset)
+    return found if found == sum(map(len, parts)) else _read_rest(descriptor, offset, parts, found)
+
+
+def _read_rest(descriptor: int, offset: int, parts: list[memoryview], found: int) -> int:
+    """Go on after a read that the kernel cut short, part by part; return the bytes read in all."""
+    position = 0
+    for part in parts:
+        filled = min(max(found - position, 0), len(part))
+        while filled < len(part):
+            more = os.preadv(descriptor, [part[filled:]], offset + position + filled)
+            if not more:
+                return position + filled
+            filled += more
+        position += len(part)
+    return position
+
+
 _ALL: "weakref.WeakSet[FileHandles]" = weakref.WeakSet()
 
 

@@ -4,7 +4,6 @@ A raw shard is its rows one after the other, each followed by its crc32c, so a r
 checksum, straight into the batch. A memory map would save the call, and kill the process where a file was cut short.
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from pipeline.loaders.handles import FileHandles
+from pipeline.loaders.handles import FileHandles, read_into
 from pipeline.loaders.manifest import CRC_NBYTES, ChunkTable, Manifest
 from pipeline.store.atomic import crc32c
 from pipeline.store.metadata import DatasetInfo, read_info
@@ -271,9 +270,7 @@ def _read(spec: ArraySpec, step: int, descriptor: int, offset: int, parts: list[
     """Fill ``parts`` from a file, at ``offset``."""
     expected = sum(map(len, parts))
     try:
-        found = os.preadv(descriptor, parts, offset)
-        if found != expected:
-            found = _read_rest(descriptor, offset, parts, found)
+        found = read_into(descriptor, parts, offset)
     except OSError as error:
         raise DatasetError(
             f"expected {expected} bytes, found the error {error.strerror!r}; check the disk", **_where(spec, step)
@@ -282,20 +279,6 @@ def _read(spec: ArraySpec, step: int, descriptor: int, offset: int, parts: list[
         raise ChecksumError(
             f"expected {expected} bytes, found {found}, a file cut short; {_VERIFY}", **_where(spec, step)
         )
-
-
-def _read_rest(descriptor: int, offset: int, parts: list[memoryview], found: int) -> int:
-    """Go on after a read that the kernel cut short, part by part; return the bytes read in all."""
-    position = 0
-    for part in parts:
-        filled = min(max(found - position, 0), len(part))
-        while filled < len(part):
-            more = os.preadv(descriptor, [part[filled:]], offset + position + filled)
-            if not more:
-                return position + filled
-            filled += more
-        position += len(part)
-    return position
 
 
 def _decode(spec: ArraySpec, step: int, payload: memoryview, out: np.ndarray) -> None:

@@ -13,6 +13,7 @@ from pipeline.loaders.dataset_loader import DatasetLoader
 from pipeline.loaders.delivery import Arrays, Batch, Texts
 from pipeline.loaders.frames import FRAMES, View, view_names
 from pipeline.loaders.reader import DatasetReader
+from pipeline.loaders.zarr_reader import open_reader
 from pipeline.store.atomic import xxh3_hex
 from schemas.errors import DatasetError, UsageError
 from tasks.windows import Windows, diffuser_windows, padded_windows, split_at_invalid, window_rows, window_steps
@@ -72,7 +73,7 @@ class WindowSamples:
     """
 
     def __init__(self, path: str | Path, options: WindowOptions) -> None:
-        self.reader = DatasetReader(path, check=options.check)
+        self.reader = open_reader(path, check=options.check)
         self.options = options
         self.windows = self._find()
         self._actions = _numbers(self.reader, "actions")
