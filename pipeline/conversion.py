@@ -38,6 +38,7 @@ from pipeline.quality import examine
 from pipeline.recipes import load_recipe, override
 from pipeline.report import ConvertReport, fault_line
 from pipeline.run_tasks import run_tasks
+from pipeline.selection import indexes_of, split_wanted, take
 from pipeline.shard_task import ShardResult
 from pipeline.sources import all_faults, fingerprint, open_sources
 from pipeline.store.copies import write_copies
@@ -80,12 +81,18 @@ class ConvertOptions:
     """Compare every source file by content, whatever its size and time say."""
     replace: Sequence[str] = ()
     """Episodes whose recording changed, by key or ``source/key``: the old one is served no more, the new one appended."""
+    episodes: Sequence[str] = ()
+    """Patterns of the episodes that this run takes, or ``@FILE`` with one a line; later runs may take the others."""
+    limit: int | None = None
+    """Episodes that this run takes, at most."""
     dry_run: bool = False
     """Plan, print, and stop."""
     cluster: ClusterOptions = ClusterOptions()
 
     def __post_init__(self) -> None:
         steps = self.shard_steps
+        if self.limit is not None and self.limit < 1:
+            raise UsageError(f"expected --limit of 1 or more, found {self.limit}; leave it out to take all episodes")
         if steps is not None and (not 1 <= steps <= 65_536 or steps & (steps - 1)):
             raise UsageError(f"expected a power of two up to 65536 for --shard-steps, found {steps}; for example 64")
 
@@ -179,6 +186,7 @@ class _Conversion:
         self.root, self.recipe, self.asked, self.watch = root, recipe, asked, watch
         self.workspace = Workspace(root)
         self.began_s = time.monotonic()
+        self.num_waiting = 0
         self.previous = read_previous(root, self.workspace)
         self.sources = open_sources(paths, asked.format, asked.reader)
         self.readers = {source.name: source.reader for source in self.sources}
@@ -209,9 +217,10 @@ class _Conversion:
                 report = self._make(plan, NOTHING, lock)
                 self.previous = read_info(self.root)
                 found = self._changes()
-                if not found.new:
+                plan = self._plan(found)
+                if not plan.episodes:
                     return report
-                self.watch.said(f"{len(found.new)} new episodes since that plan: they form the next generation")
+                self.watch.said(f"{len(plan.episodes)} new episodes since that plan: they form the next generation")
         found = self._changes()
         plan = self._plan(found)
         if not plan.episodes:
@@ -232,7 +241,7 @@ class _Conversion:
             refused = [f"{fault.episode or source}: {fault.message}" for source, fault in plan.faults]
             shown = "; ".join(refused[:3]) or "none"
             raise SourceError(
-                f"expected at least one usable episode, found {len(refused)} refused ({shown}); see `inspect`"
+                f"expected at least one usable episode, found {len(refused)} refused or left out ({shown}); see `inspect`"
             )
         self._remember(plan, found)
         return self._report(plan, found, {}, reused=0, complete=True)
@@ -275,9 +284,13 @@ class _Conversion:
         return find_changes(self.previous, self.sources, seen, rehash=self.asked.rehash, replace=self.asked.replace)
 
     def _plan(self, found: Changes) -> Plan:
-        indexes = [source.index for source in self.sources]
-        faults = [*all_faults(self.sources), *found.duplicates]
+        wanted, left_out = split_wanted(found.new, self.recipe, self.readers)
+        names = [f"{source.name}/{ref.key}" for source in self.sources for ref in source.index.episodes]
+        taken = take(wanted, names, self.asked.episodes, self.asked.limit)
+        self.num_waiting = len(wanted) - len(taken)
+        faults = [*all_faults(self.sources), *found.duplicates, *left_out]
         if self.previous is None:
+            indexes = indexes_of(self.sources, taken)
             if not any(index.episodes for index in indexes):
                 return self._empty_plan(faults)
             bindings = bind(self.recipe, indexes)
@@ -287,7 +300,7 @@ class _Conversion:
             bindings = bindings_from_json(self.previous.attributes["bindings"])
             shard_steps = self.previous.shard_steps
         accepted: list[tuple[str, EpisodeRef, str]] = []
-        for name, ref, mark in found.new:
+        for name, ref, mark in taken:
             with locate(source=name):
                 fault = usable(ref, self.recipe, bindings)
             if fault is None:
@@ -429,6 +442,7 @@ class _Conversion:
             problems=tuple(sorted(fault_line(source, fault) for source, fault in faults))[:20],
             notes=(
                 *(f"{name} is what the dataset has already: nothing to replace" for name in found.same),
+                *([f"{self.num_waiting:,} more new episodes were not asked for"] if self.num_waiting else []),
                 *(note for source in self.sources for note in source.index.notes),
                 *self._planner_notes(plan),
             ),

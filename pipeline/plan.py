@@ -132,10 +132,8 @@ def _duration_s(ref: EpisodeRef, reader: Reader) -> float:
 
 def usable(ref: EpisodeRef, recipe: Recipe, bindings: Bindings) -> Fault | None:
     """Return why an episode cannot be planned, or None."""
-    if ref.num_steps < max(1, recipe.min_steps):
-        message = (
-            f"expected at least {recipe.min_steps} steps, found {ref.num_steps}; lower min_steps or drop the recording"
-        )
+    if ref.num_steps < 1:
+        message = "expected at least 1 step, found 0; drop the recording"
         return Fault(reason=Reason.EMPTY_EPISODE, message=message, episode=ref.key)
     offered = {signal.name: signal.size for signal in ref.signals}
     for name, columns in bindings.signals.items():

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from pipeline.plan import Estimate, Plan
 from pipeline.report import ConvertReport
-from pipeline.summaries import nbytes_text, reasons_text
+from pipeline.summaries import count_reasons, nbytes_text, reasons_text
 from pipeline.watch import Watch
 
 SHOWN_ROWS = 12
@@ -193,6 +193,8 @@ def plan_lines(plan: Plan, cost: Estimate, reused: int) -> list[str]:
             lines.append(
                 f"      {name} is wider than action_dim {plan.recipe.action_dim}: loaders hand it out as it is, unpadded"
             )
+    if left_out := count_reasons(fault for _, fault in plan.faults)["left_out"]:
+        lines.append(f"      left out: {reasons_text(left_out)}")
     if reused:
         lines.append(f"      continuing: {reused} of {cost.num_shards} shards are finished already")
     return lines

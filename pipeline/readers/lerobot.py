@@ -160,6 +160,7 @@ class _EpisodeMaker:
             signals=(*self.info.signals, TIME, *([INSTRUCTION] if task_indices else [])),
             instructions=instructions,
             details={
+                **line.facts,
                 "episode_index": line.index,
                 "data": data,
                 "videos": videos,

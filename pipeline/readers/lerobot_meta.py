@@ -4,7 +4,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -146,13 +146,13 @@ def _template(value: Any, default: str, key: str, notes: list[str]) -> str:
         raise SourceError(
             f"expected a path template in {key}, found {str(value)[:80]!r}; restore {INFO}", file=INFO
         ) from error
-    for _, field, spec, conversion in parts:
-        if field is not None and (
-            field not in _FIELDS or conversion or not re.fullmatch(r"(0?\d{1,2}d?)?", spec or "", re.ASCII)
+    for _, name, spec, conversion in parts:
+        if name is not None and (
+            name not in _FIELDS or conversion or not re.fullmatch(r"(0?\d{1,2}d?)?", spec or "", re.ASCII)
         ):
             message = f"expected only {sorted(_FIELDS)} in {key}, found {str(value)[:80]!r}; restore {INFO}"
             raise SourceError(message, file=INFO)
-        if field == "video_key" and spec:
+        if name == "video_key" and spec:
             raise SourceError(
                 f"expected a plain {{video_key}} in {key}, found {str(value)[:80]!r}; restore {INFO}", file=INFO
             )
@@ -282,6 +282,38 @@ class EpisodeLine:
     """None where the line has none."""
     shared: SharedFiles | None = None
     """None where the episode has files of its own."""
+    facts: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    """What else is said of it, such as ``success``."""
+
+
+MAX_FACT_LENGTH = 200
+SUCCESS = ("success", "is_success", "is_episode_successful")
+"""Columns of shared tables that are read as facts."""
+
+
+def as_facts(values: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
+    """Return the plain values of a line of ``meta/`` that are about the episode as a whole."""
+    return {name: value for name, value in values.items() if name not in _NO_FACTS and _is_plain(value)}
+
+
+_NO_FACTS = (
+    "episode_index",
+    "length",
+    "tasks",
+    "data",
+    "videos",
+    "task_indices",
+    "version",
+    "first_row",
+    "video_frames",
+)
+"""Columns with a meaning of their own, and the names under which the reader keeps what it needs itself."""
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= MAX_FACT_LENGTH
+    return isinstance(value, bool | int | float) and abs(value) < 2**53
 
 
 def read_episodes(root: Path, faults: list[Fault]) -> list[EpisodeLine]:
@@ -298,7 +330,7 @@ def read_episodes(root: Path, faults: list[Fault]) -> list[EpisodeLine]:
             message = f"expected episode {index} once, found it again"
             faults.append(line_fault(path, number, message, Reason.DUPLICATE))
         else:
-            found[index] = EpisodeLine(index, length, as_tasks(line.get("tasks")))
+            found[index] = EpisodeLine(index, length, as_tasks(line.get("tasks")), facts=as_facts(line))
     return [found[index] for index in sorted(found)]
 
 

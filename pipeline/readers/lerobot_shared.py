@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.readers.folders import list_folder, natural_key
-from pipeline.readers.lerobot_meta import MAX_STEPS, EpisodeLine, SharedFiles, VideoPlace, as_tasks
+from pipeline.readers.lerobot_meta import MAX_STEPS, SUCCESS, EpisodeLine, SharedFiles, VideoPlace, as_facts, as_tasks
 from pipeline.readers.metadata import as_text
 from pipeline.readers.parquet_rows import open_parquet, refusals
 from schemas.errors import Reason, SourceError
@@ -74,7 +74,7 @@ def _tables(root: Path, faults: list[Fault]) -> Iterator[str]:
 
 
 def _rows(root: Path, path: str, views: Sequence[str]) -> Iterator[dict[str, Any]]:
-    wanted = [*_OWN, *(f"videos/{view}/{name}" for view in views for name in _VIDEO)]
+    wanted = [*_OWN, *SUCCESS, *(f"videos/{view}/{name}" for view in views for name in _VIDEO)]
     with open_parquet(root, path) as file, refusals(path):
         present = set(file.schema_arrow.names)
         columns = _columns(file.read(columns=[name for name in wanted if name in present], use_threads=False))
@@ -112,7 +112,8 @@ def _is_count(value: Any) -> bool:
 
 def _line(row: Mapping[str, Any], first_row: int) -> EpisodeLine:
     shared = SharedFiles(data=_file(row, "data"), first_row=first_row, videos={})
-    return EpisodeLine(row["episode_index"], row["length"], as_tasks(row.get("tasks")), shared)
+    facts = as_facts({name: row.get(name) for name in SUCCESS})
+    return EpisodeLine(row["episode_index"], row["length"], as_tasks(row.get("tasks")), shared, facts)
 
 
 def _file(row: Mapping[str, Any], prefix: str) -> tuple[int, int]:

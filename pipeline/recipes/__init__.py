@@ -7,7 +7,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import RecipeError
+from pipeline.selection import read_names
+from schemas.errors import RecipeError, UsageError
 from schemas.recipe import FrameRecipe, Recipe, ViewRecipe, recipe_from_mapping
 
 BUILT_IN = ("pi0", "three-view", "diffusion-planner")
@@ -39,10 +40,19 @@ def load_recipe(name_or_file: str | Path | Recipe) -> Recipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"expected TOML, found {error}; correct the file", recipe=path.name) from error
     try:
-        return recipe_from_mapping(data, path.stem)
-    except RecipeError as error:
+        return _with_lists(recipe_from_mapping(data, path.stem), path.parent)
+    except UsageError as error:
         error.where = {"recipe": path.name, **error.where}
         raise
+
+
+def _with_lists(recipe: Recipe, folder: Path) -> Recipe:
+    """Return a recipe with the files of episode names (``@FILE``, from its folder) read: a dataset keeps the names, not the file."""
+    include, exclude = (
+        tuple(name for pattern in patterns for name in read_names(pattern, folder))
+        for patterns in (recipe.filter.include, recipe.filter.exclude)
+    )
+    return replace(recipe, filter=replace(recipe.filter, include=include, exclude=exclude))
 
 
 def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
