@@ -89,7 +89,9 @@ class DatasetLoader(BatchLoader):
         **options: Any,
     ) -> None:
         rank, world_size = rank_and_world_size(rank, world_size)
-        weighted = [(path, 1.0)] if isinstance(path, str | Path) else list(path)
+        weighted: list[Any] = [(path, 1.0)] if isinstance(path, str | Path) else list(path)
+        if not weighted or not all(isinstance(entry, tuple | list) and len(entry) == 2 for entry in weighted):
+            raise UsageError(f"expected a path, or pairs of path and weight, found {path!r}; correct the call")
         parts = [self.samples_type(place, self.options_type(**options)) for place, _ in weighted]
         order: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "balance": balance, "tail": tail}
         order |= {"epoch_samples": epoch_samples, "rank": rank, "world_size": world_size}

@@ -211,6 +211,10 @@ def test_impossible_orders_are_refused(pair, wrong):
         mixed(pair, **wrong)
     with pytest.raises(UsageError, match="expected one or more weights above 0"):
         mixed(pair, (1.0, 0.0))
+    with pytest.raises(UsageError, match="expected a path, or pairs of path and weight"):
+        MultiViewLoader([built.root for built in pair], 2)
+    with pytest.raises(UsageError, match="expected a path, or pairs of path and weight"):
+        MultiViewLoader([], 2)
     with pytest.raises(UsageError, match="epoch_samples"):
         MultiViewLoader(pair[0].root, 2, epoch_samples=3)
 
