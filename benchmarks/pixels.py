@@ -44,6 +44,7 @@ PHOTOGRAPHS = {
     ],
     "sklearn": ["datasets/images/china.jpg", "datasets/images/flower.jpg"],
 }
+NUMPY_EXPRESSION, OPENPI_EXPRESSION = "NumPy ((x / 255 - mean) / std)", "openpi (astype(float32) / 255 * 2 - 1)"
 Work = Callable[[], Any]
 Name = TypeVar("Name")
 
@@ -199,6 +200,11 @@ def contestants() -> dict[str, Callable[[bytes, np.ndarray], None]]:
     return {**found, "simplejpeg, decoding only": bare, "Headrace exact": exact, "Headrace fast": fast}
 
 
+def threaded_contestants() -> dict[str, Callable[[bytes, np.ndarray], None]]:
+    """Bare decoding shows how far two threads can go on this machine at all."""
+    return {"Pillow": pillow, "simplejpeg, decoding only": bare, "Headrace exact": exact, "Headrace fast": fast}
+
+
 def difference(images: Sequence[bytes], decode: Callable[[bytes, np.ndarray], None]) -> str:
     """Return greatest difference and PSNR against the exact path, worst image."""
     one, other = np.zeros((*TARGET, 3), np.uint8), np.zeros((*TARGET, 3), np.uint8)
@@ -219,7 +225,7 @@ def decoding(height: int, width: int, quality: int, rounds: int) -> list[dict[st
     single = best_ms({name: over(images, work) for name, work in contestants().items()}, rounds, len(images))
     threaded = {
         (name, number): on_threads(lambda decode=decode: over(images, decode), number)
-        for name, decode in {"Pillow": pillow, "Headrace exact": exact, "Headrace fast": fast}.items()
+        for name, decode in threaded_contestants().items()
         for number in (1, 2)
     }
     wall = best_ms(threaded, rounds, len(images), time.perf_counter)
@@ -271,8 +277,8 @@ def normalising(rounds: int, num_frames: int = 96) -> list[dict[str, Any]]:
             "Headrace": lambda out=out: normalize_images(frames, mean, std, out),
         }
         if dtype == "float32" and layout == "channels last":
-            works["NumPy ((x / 255 - mean) / std)"] = lambda: ((frames / 255.0 - mean) / std).astype(np.float32)
-            works["openpi (astype(float32) / 255 * 2 - 1)"] = lambda: frames.astype(np.float32) / 255.0 * 2.0 - 1.0
+            works[NUMPY_EXPRESSION] = lambda: ((frames / 255.0 - mean) / std).astype(np.float32)
+            works[OPENPI_EXPRESSION] = lambda: frames.astype(np.float32) / 255.0 * 2.0 - 1.0
         best = best_ms(works, rounds)
         copy = best["memcpy of the same bytes"]
         what = f"normalise {num_frames} frames to {'bfloat16' if dtype == 'uint16' else dtype}, {layout}"
@@ -329,6 +335,34 @@ def compiling() -> list[dict[str, Any]]:
     ]
 
 
+def targets(tables: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return what was asked of each, beside what this run measured."""
+    rows = [row for table in tables.values() for row in table]
+
+    def of(start: str, what: str) -> dict[str, Any]:
+        return next(row for row in rows if row["input"].startswith(start) and row["what"] == what)
+
+    large, small = "1920x1080 q90", "640x480 q90"
+    exact, fast, bare = of(large, "Headrace exact"), of(large, "Headrace fast"), of(large, "simplejpeg, decoding only")
+    normalised = [row for row in rows if row["input"].startswith("normalise") and row["what"] == "Headrace"]
+    naive, openpi = (of("normalise", name) for name in (NUMPY_EXPRESSION, OPENPI_EXPRESSION))
+    found = [
+        ("exact, 1920x1080 q90, times Pillow", ">= 1.5 (stretch 1.7)", exact["x"]),
+        ("exact, 1920x1080 q90, of bare decoding", "stretch <= 1.15", exact["ms"] / bare["ms"]),
+        ("fast, 1920x1080 q90, times Pillow", ">= 2.4", fast["x"]),
+        ("fast, 1920x1080 q90, against exact", ">= 45 dB", fast["error"]),
+        ("exact on two threads, times one", ">= 1.85", exact["2 threads"]),
+        ("fast on two threads, times one", ">= 1.85", fast["2 threads"]),
+        ("bare decoding on two threads, times one", "the limit", bare["2 threads"]),
+        ("exact, 640x480 q90, times Pillow", ">= 1.3 (stretch 1.6)", of(small, "Headrace exact")["x"]),
+        ("resize 640x480, times Pillow", ">= 1.3 (stretch 2.5)", of("resize 640x480", "Headrace")["x"]),
+        *((f"{row['input']}, of memcpy", "<= 1.25", row["of memcpy"]) for row in normalised),
+        ("normalise, times NumPy", ">= 8", naive["x"]),
+        ("normalise, times openpi", ">= 4", openpi["x"]),
+    ]
+    return [{"what": what, "asked": asked, "measured": measured} for what, asked, measured in found]
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Format rows as Markdown with the columns that any of them has."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
@@ -361,6 +395,7 @@ def main() -> None:
         ],
         "Compilation": compiling(),
     }
+    tables["What was asked"] = targets(tables)
     facts = {
         "python": platform.python_version(), "numpy": np.__version__, "pillow": PIL.__version__, "machine": platform.machine(),
         "photographs": len(photographs()), "rounds": rounds,

@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Float, Float64, Shaped, UInt8
 
 from schemas.errors import SchemaError
-from tasks.kernels.affine import BLOCK, CHANNELS_FIRST, CHANNELS_LAST, Terms, affine_rows, make_scratch, split_terms
-from tasks.kernels.vectors import LINE_NBYTES
+from tasks.kernels.affine import CHANNELS_FIRST, CHANNELS_LAST, NUM_TERMS, Terms, affine_rows, split_terms
+from tasks.kernels.lines import LINE_NBYTES
 
 Constants = Sequence[float] | Float64[np.ndarray, " dim"]
 
@@ -39,7 +39,8 @@ def normalize_images(
         float32, float16, or uint16 for the bits of bfloat16 (``torch.from_numpy(out).view(torch.bfloat16)``); C-contiguous,
         of the shape of ``frames`` or with the channel before height and width.
     """
-    if str(out.dtype) not in CHANNELS_LAST or not out.flags.c_contiguous or frames.dtype != np.uint8 or frames.ndim < 3:
+    name = {"uint16": "bfloat16"}.get(str(out.dtype), str(out.dtype))
+    if name not in CHANNELS_LAST or not out.flags.c_contiguous or frames.dtype != np.uint8 or frames.ndim < 3:
         raise SchemaError(
             "expected uint8[..., h, w, 3] into a C-contiguous float32, float16 or uint16 (bfloat16), "
             f"found {frames.dtype}{list(frames.shape)} into {out.dtype}{list(out.shape)}; allocate the batch so"
@@ -48,7 +49,7 @@ def normalize_images(
     pixels.flags.writeable = False  # one compilation serves read-only and writable arrays
     *batch, height, width, channels = frames.shape
     if channels == 3 and out.shape == frames.shape:
-        run, terms = CHANNELS_LAST, _terms(_three(mean), _three(std), BLOCK // 3 + 2)
+        run, terms = CHANNELS_LAST, _terms(_three(mean), _three(std), NUM_TERMS // 3)
         pixels = pixels.reshape(-1)
     elif channels == 3 and out.shape == (*batch, 3, height, width):
         run, terms = CHANNELS_FIRST, _terms(_three(mean), _three(std), 1)
@@ -58,9 +59,8 @@ def normalize_images(
             f"expected out of shape {list(frames.shape)} or channels first, found {list(out.shape)}; reshape it"
         )
     if out.size:
-        dtype = "uint16" if out.dtype == np.float16 else str(out.dtype)
-        phase, past_caches = out.ctypes.data % LINE_NBYTES, out.nbytes >= _PAST_CACHES_NBYTES
-        run[str(out.dtype)](pixels, terms, make_scratch(dtype), phase, past_caches, out.reshape(-1).view(np.uint8))
+        bits = out.reshape(-1).view(np.uint16 if out.dtype == np.float16 else out.dtype)
+        run[name](pixels, terms, out.ctypes.data % LINE_NBYTES, out.nbytes >= _PAST_CACHES_NBYTES, bits)
 
 
 def denormalize_images(

@@ -7,10 +7,11 @@ import numpy as np
 from jaxtyping import Float, Float32, Float64, Shaped, UInt8
 
 from tasks.kernels.decorator import kernel
-from tasks.kernels.vectors import LINE_NBYTES, float16_bits, float32_bits, fused_multiply_add, stream_line
+from tasks.kernels.lines import LINE_NBYTES, WIDTH, lines_first, lines_last
+from tasks.kernels.vectors import float16_bits, float32_bits, fused_multiply_add
 
-BLOCK = 768
-"""Values that are worked on at a time, in the first cache."""
+NUM_TERMS = 3 * WIDTH + 3
+"""Constants that channels last takes: those of three vectors, from any channel on."""
 
 
 class Terms(NamedTuple):
@@ -33,21 +34,6 @@ def split_terms(center: Float64[np.ndarray, " n"], scale: Float64[np.ndarray, " 
     return Terms(
         near.astype(np.float32), high, (scale - high).astype(np.float32), ((near - center) * scale).astype(np.float32)
     )
-
-
-class Scratch(NamedTuple):
-    """Working memory of one block."""
-
-    planes: UInt8[np.ndarray, "3 block"]
-    values: Shaped[np.ndarray, " block"]
-    value_bytes: UInt8[np.ndarray, " block_itemsize"]
-    """The same memory as ``values``."""
-
-
-def make_scratch(dtype: str) -> Scratch:
-    """Allocate for outputs of ``dtype``, a key of ``ROUNDINGS``."""
-    values = np.empty(BLOCK, dtype)
-    return Scratch(np.empty((3, BLOCK), np.uint8), values, values.view(np.uint8))
 
 
 @kernel
@@ -83,128 +69,80 @@ def to_bfloat16(value: np.float32) -> np.uint16:
 ROUNDINGS: dict[str, Callable[[np.float32], np.generic]] = {
     "float32": to_float32,
     "float16": to_float16,
-    "uint16": to_bfloat16,
+    "bfloat16": to_bfloat16,
 }
-"""By dtype of the output; ``uint16`` holds the bits of a bfloat16, which NumPy does not have."""
+"""To float32, or to the bits of the others as uint16."""
 
 
 @kernel
-def separate_channels(pixels: UInt8[np.ndarray, " pixel_channel"], out: UInt8[np.ndarray, "3 n"]) -> None:
-    """Fill ``out[c, i] = pixels[3 i + c]`` for as many pixels as there are."""
-    three = np.uintp(3)
-    plane0, plane1, plane2 = out[0], out[1], out[2]
-    for i in range(np.uintp(pixels.shape[0]) // three):
-        plane0[i] = pixels[three * i]
-        plane1[i] = pixels[three * i + np.uintp(1)]
-        plane2[i] = pixels[three * i + np.uintp(2)]
-
-
-@kernel
-def block_size(address: np.uintp, itemsize: np.uintp, block: np.uintp, left: np.uintp) -> np.uintp:
-    """Return how many of the ``left`` values from ``address`` make a block that ends with a line of the cache.
-
-    Two blocks that share a line would both write it in part, which costs as much as reading it.
-    """
-    size = block - address % np.uintp(LINE_NBYTES) // itemsize
-    return size if size <= left else left
-
-
-@kernel
-def bytes_to_line(address: np.uintp, size: np.uintp) -> np.uintp:
-    """Return how many of ``size`` bytes from ``address`` come before the next line of the cache."""
+def values_to_line(phase: int, itemsize: np.uintp, size: np.uintp) -> np.uintp:
+    """Return how many of ``size`` values from an address, ``phase`` modulo a line, come before the next line of the cache."""
     line = np.uintp(LINE_NBYTES)
-    head = (line - address % line) % line
+    head = (line - np.uintp(phase)) % line // itemsize
     return head if head <= size else size
 
 
-# The next two write a block to its place in line, and not by a function, for that would count references to arrays: an
-# atomic instruction, which waits until every line written past the caches has arrived (measured: 14 ms instead of 4).
-
-
 def _define_channels_last(dtype: str) -> Callable[..., None]:
-    rounded = ROUNDINGS[dtype]
+    rounded, stream, store = ROUNDINGS[dtype], lines_last(dtype, True), lines_last(dtype, False)
 
     @kernel
     def channels_last(
-        pixels: UInt8[np.ndarray, " n"],
-        terms: Terms,
-        scratch: Scratch,
-        phase: int,
-        past_caches: bool,
-        out: UInt8[np.ndarray, " n_itemsize"],
+        pixels: UInt8[np.ndarray, " n"], terms: Terms, phase: int, past_caches: bool, out: Shaped[np.ndarray, " n"]
     ) -> None:
-        """Fill ``out[i] = (pixels[i] - center[i % 3]) * scale[i % 3]``; the terms are repeated for ``BLOCK + 3`` values.
+        """Fill ``out[i] = (pixels[i] - center[i % 3]) * scale[i % 3]``; the terms are repeated for ``NUM_TERMS`` values.
 
-        ``out`` is seen as bytes; ``phase`` is its address modulo ``LINE_NBYTES``. A large batch is written ``past_caches``: an
+        ``phase`` is the address of ``out`` modulo ``LINE_NBYTES``. A large batch is written ``past_caches``: an
         ordinary store first reads the line that it overwrites, which is as many bytes again.
         """
-        size, block, three = np.uintp(pixels.shape[0]), np.uintp(BLOCK), np.uintp(3)
-        line, first = np.uintp(LINE_NBYTES), np.uintp(phase)
-        itemsize = np.uintp(out.shape[0]) // size
-        center, scale, scale_rest, rest = terms.center, terms.scale, terms.scale_rest, terms.rest
-        values, value_bytes = scratch.values, scratch.value_bytes
-        lead = first % line // itemsize  # the first block is shorter by so much, that all others end with a line
-        for edge in range(np.uintp(0), size + lead, block):
-            start = edge - lead if edge > lead else np.uintp(0)
-            part = pixels[start : edge + block - lead]
-            at, count, turn = start * itemsize, np.uintp(part.shape[0]), start % three
-            for i in range(count):
-                k = i + turn
-                values[i] = rounded(scaled(part[i], center[k], scale[k], scale_rest[k], rest[k]))
-            num_bytes = count * itemsize
-            head = bytes_to_line(first + at, num_bytes) if past_caches else num_bytes
-            stop = head + (num_bytes - head) // line * line
-            for i in range(head):
-                out[at + i] = value_bytes[i]
-            for i in range(head, stop, line):
-                stream_line(value_bytes, i, out, at + i)
-            for i in range(stop, num_bytes):
-                out[at + i] = value_bytes[i]
+        center, scale, scale_rest, rest = terms
+        size, itemsize, three = np.uintp(pixels.shape[0]), np.uintp(out.itemsize), np.uintp(3)
+        head = values_to_line(phase, itemsize, size) if past_caches else np.uintp(0)
+        step = three * np.uintp(LINE_NBYTES) // itemsize
+        groups = (size - head) // step
+        turn, at = head % three, head * itemsize
+        if past_caches:
+            stream(pixels, head, center, scale, scale_rest, rest, turn, out, at, groups)
+        else:
+            store(pixels, head, center, scale, scale_rest, rest, turn, out, at, groups)
+        for begin, end in ((np.uintp(0), head), (head + groups * step, size)):
+            for i in range(begin, end):
+                k = i % three
+                out[i] = rounded(scaled(pixels[i], center[k], scale[k], scale_rest[k], rest[k]))
 
     return channels_last
 
 
 def _define_channels_first(dtype: str) -> Callable[..., None]:
-    rounded = ROUNDINGS[dtype]
+    rounded, stream, store = ROUNDINGS[dtype], lines_first(dtype, True), lines_first(dtype, False)
 
     @kernel
     def channels_first(
         pixels: UInt8[np.ndarray, "frame pixel_channel"],
         terms: Terms,
-        scratch: Scratch,
         phase: int,
         past_caches: bool,
-        out: UInt8[np.ndarray, " frame_channel_pixel_itemsize"],
+        out: Shaped[np.ndarray, " frame_channel_pixel"],
     ) -> None:
-        """Fill ``out[f, c, i] = (pixels[f, 3 i + c] - center[c]) * scale[c]``."""
-        three, block = np.uintp(3), np.uintp(BLOCK)
-        num_pixels = np.uintp(pixels.shape[1]) // three
-        planes, values, value_bytes = scratch.planes, scratch.values, scratch.value_bytes
-        line, first = np.uintp(LINE_NBYTES), np.uintp(phase)
-        itemsize = np.uintp(out.shape[0]) // (np.uintp(pixels.shape[0]) * three * num_pixels)
+        """Fill ``out[f, c, i] = (pixels[f, 3 i + c] - center[c]) * scale[c]``; see above for the others."""
+        center, scale, scale_rest, rest = terms
+        size, itemsize, three = np.uintp(pixels.shape[1]), np.uintp(out.itemsize), np.uintp(3)
+        num, line = size // three, np.uintp(LINE_NBYTES)
+        plane = num * itemsize
+        past_caches &= plane % line == 0  # else no two planes begin at the same place of a line
+        head = values_to_line(phase, itemsize, num) if past_caches else np.uintp(0)
+        groups = (num - head) * itemsize // line
         for frame in range(np.uintp(pixels.shape[0])):
-            start = np.uintp(0)
-            while start < num_pixels:
-                at = (frame * three * num_pixels + start) * itemsize
-                count = block_size(first + at, itemsize, block, num_pixels - start)
-                separate_channels(pixels[frame, three * start : three * (start + count)], planes)
-                for channel in range(three):
-                    center, scale = terms.center[channel], terms.scale[channel]
-                    scale_rest, rest = terms.scale_rest[channel], terms.rest[channel]
-                    source = planes[channel]
-                    for i in range(count):
-                        values[i] = rounded(scaled(source[i], center, scale, scale_rest, rest))
-                    num_bytes = count * itemsize
-                    head = bytes_to_line(first + at, num_bytes) if past_caches else num_bytes
-                    stop = head + (num_bytes - head) // line * line
-                    for i in range(head):
-                        out[at + i] = value_bytes[i]
-                    for i in range(head, stop, line):
-                        stream_line(value_bytes, i, out, at + i)
-                    for i in range(stop, num_bytes):
-                        out[at + i] = value_bytes[i]
-                    at += num_pixels * itemsize
-                start += count
+            base = frame * size
+            at = (base + head) * itemsize
+            if past_caches:
+                stream(pixels, base + three * head, center, scale, scale_rest, rest, plane, out, at, groups)
+            else:
+                store(pixels, base + three * head, center, scale, scale_rest, rest, plane, out, at, groups)
+            for begin, end in ((np.uintp(0), head), (head + groups * line // itemsize, num)):
+                for i in range(begin, end):
+                    for c in range(three):
+                        value = scaled(pixels[frame, three * i + c], center[c], scale[c], scale_rest[c], rest[c])
+                        out[base + c * num + i] = rounded(value)
 
     return channels_first
 

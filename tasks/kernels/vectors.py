@@ -169,28 +169,3 @@ def fused_multiply_add(context: Any, factor: Any, times: Any, plus: Any) -> tupl
         return builder.fma(*args)
 
     return types.float32(types.float32, types.float32, types.float32), emit
-
-
-LINE_NBYTES = 64
-"""A cache line."""
-
-_LINE = ir.VectorType(ir.IntType(32), LINE_NBYTES // 4)
-
-
-@emitted
-def stream_line(context: Any, data: Any, start: Any, out: Any, at: Any) -> tuple[Any, Any]:
-    """Fill ``out[at : at + LINE_NBYTES] = data[start : start + LINE_NBYTES]`` past the caches.
-
-    ``data`` and ``out`` are C-contiguous uint8, and the place in ``out`` is aligned to a line; nothing is checked.
-    """
-    signature = types.void(data, types.uintp, out, types.uintp)
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        source, target = (_data(context, builder, signature, args, position) for position in (0, 2))
-        line = builder.load(builder.bitcast(builder.gep(source, [args[1]]), _LINE.as_pointer()), align=1)
-        place = builder.bitcast(builder.gep(target, [args[3]]), _LINE.as_pointer())
-        store = builder.store(line, place, align=LINE_NBYTES)
-        store.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
-        return context.get_dummy_value()
-
-    return signature, emit
