@@ -43,22 +43,31 @@ def main() -> NoReturn:
         signal.signal(number, _stop)
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    as_json = "--json" in arguments
     try:
-        app(arguments, standalone_mode=True)
+        raise SystemExit(app(arguments, standalone_mode=not as_json) or 0)
     except HeadraceError as error:
         if debug:
             raise
-        _fail(str(error), error.exit_code)
+        _fail(str(error), error.exit_code, error if as_json else None)
     except Stopped as stopped:
-        _fail("stopped; what was finished is kept, and the same command continues", 128 + stopped.signal)
+        message = "stopped; what was finished is kept, and the same command continues"
+        _fail(message, 128 + stopped.signal, HeadraceError(message) if as_json else None)
+    except _ClickError as error:  # only with --json; else it has printed itself
+        usage = UsageError(f"{error.format_message().rstrip('.')}; see --help")
+        _fail(str(usage), usage.exit_code, usage)
     except BrokenPipeError:  # `headrace ... | head`
         sys.stderr.close()
         raise SystemExit(1) from None
     except OSError as error:
         if debug:
             raise
-        _fail(f"expected to read and write files, found: {error}; correct it and run the same command again", 1)
-    raise SystemExit(0)
+        message = f"expected to read and write files, found: {error}; correct it and run the same command again"
+        _fail(message, 1, HeadraceError(message) if as_json else None)
+
+
+_ClickError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""Of click, or of the copy of it that newer typers bring along."""
 
 
 class Stopped(BaseException):
@@ -74,8 +83,13 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise Stopped(number)
 
 
-def _fail(message: str, code: int) -> NoReturn:
+def _fail(message: str, code: int, error: HeadraceError | None = None) -> NoReturn:
+    """Say it to people, and with ``error`` to programs too, and end."""
     print(f"headrace: {message}", file=sys.stderr)
+    if error is not None:
+        from pipeline.summaries import error_to_json
+
+        _print_json({**error_to_json(error), "exit_code": code})
     raise SystemExit(code)
 
 
@@ -109,9 +123,11 @@ def inspect(
     """Say what is here: format, episodes, views, signals, rates, problems. Metadata only, no pixel is decoded."""
     from pipeline import screens, summaries
     from pipeline.readers import open_source
+    from pipeline.readers.others import index_source
     from pipeline.recipes import parse_flags
 
-    index = open_source(raw, format, parse_flags("--reader", reader or [])).index()
+    opened = open_source(raw, format, parse_flags("--reader", reader or []))
+    index = index_source(opened, is_chosen=bool(format))
     summary = summaries.summarize_index(index)
     if json:
         _print_json(summary)

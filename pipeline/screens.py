@@ -22,8 +22,8 @@ SHOWN_ROWS = 12
 
 
 def err_console() -> Console:
-    """Return a console on standard error; it obeys NO_COLOR and knows a terminal from a pipe."""
-    return Console(stderr=True, highlight=False)
+    """Return a console on standard error; it obeys NO_COLOR, and breaks lines between words in a terminal and never in a pipe."""
+    return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
 
 
 def out_console() -> Console:
@@ -49,7 +49,7 @@ def print_index(summary: Mapping[str, Any]) -> None:
         )
     _print_more(console, summary["problems"], "problems")
     for note in summary["notes"]:
-        console.print(Text(f"note: {note}", "yellow"), soft_wrap=True)
+        console.print(Text(f"note: {note}", "yellow"))
 
 
 def _print_views(console: Console, summary: Mapping[str, Any]) -> None:
@@ -142,7 +142,7 @@ class ConvertScreen(Watch):
             return
         self._stop()
         for line in plan_lines(plan, cost, reused):
-            self.console.print(Text(line), soft_wrap=True)
+            self.console.print(Text(line))
         self.progress = Progress(
             TextColumn("converting"),
             BarColumn(),
@@ -163,7 +163,7 @@ class ConvertScreen(Watch):
     def said(self, text: str) -> None:
         """Print one line above the bar."""
         if not self.quiet:
-            self.console.print(Text(text), soft_wrap=True)
+            self.console.print(Text(text))
 
 
 class _Rate(ProgressColumn):
@@ -218,17 +218,16 @@ def print_report(report: ConvertReport) -> None:
                 f"{report.shards_written} shards written{reused}, {nbytes_text(report.nbytes)}",
                 "green",
             ),
-            soft_wrap=True,
         )
     for names in report.moved_episodes[:SHOWN_ROWS]:
-        console.print(Text(f"known under another name: {names}"), soft_wrap=True)
+        console.print(Text(f"known under another name: {names}"))
     for name in report.removed_episodes[:SHOWN_ROWS]:
-        console.print(Text(f"no longer in the source, kept in the dataset: {name}", "yellow"), soft_wrap=True)
+        console.print(Text(f"no longer in the source, kept in the dataset: {name}", "yellow"))
     _print_counts(console, asdict(report))
     for problem in report.problems[:SHOWN_ROWS]:
-        console.print(Text(f"  {problem}", "yellow"), soft_wrap=True)
+        console.print(Text(f"  {problem}", "yellow"))
     for note in report.notes:
-        console.print(Text(f"note: {note}"), soft_wrap=True)
+        console.print(Text(f"note: {note}"))
 
 
 def print_dataset(summary: Mapping[str, Any]) -> None:
@@ -240,10 +239,10 @@ def print_dataset(summary: Mapping[str, Any]) -> None:
         f"({summary['num_invalid_steps']} invalid), {nbytes_text(summary['nbytes'])} from {nbytes_text(summary['source_nbytes'])} raw"
     )
     for target, sources in summary["views_from"].items():
-        console.print(Text(f"view {target} <- {' or '.join(sources) or 'nothing'}"), soft_wrap=True)
+        console.print(Text(f"view {target} <- {' or '.join(sources) or 'nothing'}"))
     for name, columns in summary["signals_from"].items():
         more = f", ... ({len(columns)} columns)" if len(columns) > 6 else ""
-        console.print(Text(f"{name} <- {', '.join(columns[:6])}{more}"), soft_wrap=True)
+        console.print(Text(f"{name} <- {', '.join(columns[:6])}{more}"))
     table = _table("array", "shape", "dtype", "on disk")
     for name, array in summary["arrays"].items():
         shape = " x ".join(f"{side:,}" for side in array["shape"])
@@ -268,7 +267,7 @@ def _print_counts(console: Console, counts: Mapping[str, Any]) -> bool:
     kinds = {"quarantined": "quarantined", "warned": "odd, and served", "left_out": "left out"}
     for kind, said in kinds.items():
         if counts[kind]:
-            console.print(Text(f"{said}: {reasons_text(counts[kind])}", "yellow"), soft_wrap=True)
+            console.print(Text(f"{said}: {reasons_text(counts[kind])}", "yellow"))
     return any(counts[kind] for kind in kinds)
 
 
@@ -291,29 +290,28 @@ def print_verify(report: Any, path: Path, *, quick: bool = False) -> None:
                 f"sound: {path}: {report.num_files:,} files, {nbytes_text(report.nbytes)}{' (quick: no frame was read)' if quick else ''}",
                 "green",
             ),
-            soft_wrap=True,
         )
         return
     for problem in report.problems:
         steps = f" steps {problem.start}:{problem.stop}" if problem.stop > problem.start else ""
         place = f"{problem.array}{steps} " if problem.array else ""
-        console.print(Text(f"damaged: {place}({problem.path}): {problem.message}", "red"), soft_wrap=True)
-    console.print(Text(f"{len(report.problems)} problem{_s(len(report.problems))} in {path}", "red"), soft_wrap=True)
+        console.print(Text(f"damaged: {place}({problem.path}): {problem.message}", "red"))
+    console.print(Text(f"{len(report.problems)} problem{_s(len(report.problems))} in {path}", "red"))
 
 
 def print_repair(report: Any, path: Path) -> None:
     """Print what was damaged, what was repaired, and what is left."""
     console = out_console()
     for problem in report.damaged:
-        console.print(Text(f"damaged: {problem}", "yellow"), soft_wrap=True)
+        console.print(Text(f"damaged: {problem}", "yellow"))
     for file in report.repaired:
-        console.print(Text(f"repaired: {file}", "green"), soft_wrap=True)
+        console.print(Text(f"repaired: {file}", "green"))
     for move in report.moved:
-        console.print(Text(f"moved away: {move}", "yellow"), soft_wrap=True)
+        console.print(Text(f"moved away: {move}", "yellow"))
     for problem in report.left:
-        console.print(Text(f"left: {problem}", "red"), soft_wrap=True)
+        console.print(Text(f"left: {problem}", "red"))
     verdict = f"sound: {path}" if report.ok else f"{len(report.left)} problem{_s(len(report.left))} left in {path}"
-    console.print(Text(verdict, "green" if report.ok else "red"), soft_wrap=True)
+    console.print(Text(verdict, "green" if report.ok else "red"))
 
 
 def print_bench(measured: Mapping[str, Any]) -> None:

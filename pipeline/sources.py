@@ -13,6 +13,7 @@ import xxhash
 from pipeline.plan import PlannedEpisode
 from pipeline.readers import open_source
 from pipeline.readers.folders import open_inside
+from pipeline.readers.others import index_source
 from pipeline.readers.protocol import Reader
 from pipeline.store.atomic import write_atomic
 from pipeline.workspace import Workspace
@@ -43,7 +44,7 @@ def open_sources(paths: Sequence[str | Path], kind: str = "", options: Mapping[s
     for name, path in zip(_unique_names(absolute), absolute, strict=True):
         with locate(source=name):
             reader = open_source(path, kind, options)
-            sources.append(Source(name, str(path), reader, reader.index()))
+            sources.append(Source(name, str(path), reader, index_source(reader, is_chosen=bool(kind))))
     return sources
 
 

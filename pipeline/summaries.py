@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import Reason
+from schemas.errors import HeadraceError, Reason, SourceError
 from schemas.source import EpisodeRef, Fault, SourceIndex
 
 _EPISODE_COLUMNS = (
@@ -154,6 +154,18 @@ def summarize_dataset(path: Path) -> dict[str, Any]:
         **counts,
         "tasks": read_table(info, "tasks")["task"].to_pylist(),
         "episodes": episodes,
+    }
+
+
+def error_to_json(error: HeadraceError) -> dict[str, Any]:
+    """Return an error as JSON values: what, why (a reason of the quarantine, or None), where, and what to do next."""
+    message, _, next_step = error.message.rpartition("; ")
+    return {
+        "error": message or next_step,
+        "kind": type(error).__name__,
+        "reason": str(error.reason) if isinstance(error, SourceError) else None,
+        "where": {name: str(value) for name, value in error.where.items()},
+        "next_step": next_step if message else "",
     }
 
 

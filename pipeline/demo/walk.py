@@ -49,7 +49,7 @@ def run_demo(folder: Path, *, quiet: bool = False) -> dict[str, Any]:
     summary.update(sheet=str(sheet), seconds=time.monotonic() - began_s)
     console.print(f"\n{summary['seconds']:.0f} s in all; the frames as a policy sees them: {sheet}")
     for line in _next_steps(folder):
-        console.print(line, soft_wrap=True)
+        console.print(line)
     return summary
 
 

@@ -1,13 +1,16 @@
 """The command line as a person or a program meets it: one clear line or one JSON document, and the documented exit codes."""
 
 import json
+import os
 import shutil
 import signal
+import subprocess
 import sys
 
 import pytest
 
 from pipeline.cli import main
+from tests.conftest import REPOSITORY
 from tests.pipeline.recordings import RECIPE, truncate, write_recipe, write_route
 
 
@@ -242,3 +245,58 @@ def test_a_view_that_no_episode_has_is_guessed_last(headrace, raw, tmp_path):
     write_recipe(tmp_path, RECIPE.replace('from = ["rgb_left"]', ""))
     report = json.loads(convert(headrace, tmp_path, "--dry-run", "--json").out)
     assert report["views"] == {"main": ["rgb"], "left": ["rgb_right"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (("info", "nowhere"), 1, {"kind": "DatasetError", "reason": None}),
+        (("inspect", "nowhere"), 1, {"kind": "SourceError", "reason": "missing-file", "next_step": "check the path"}),
+        (("convert", "raw"), 2, {"kind": "UsageError", "next_step": "name the dataset to make last"}),
+        (("convert", "raw", "out", "--size", "0"), 2, {"kind": "UsageError", "next_step": "see --help"}),
+        (("convert", "raw", "out", "--no-such-flag"), 2, {"kind": "UsageError"}),
+    ],
+)
+def test_an_error_is_one_json_document_too(headrace, tmp_path, monkeypatch, arguments, code, expected):
+    monkeypatch.chdir(tmp_path)
+    failed = headrace(*arguments, "--json")
+    told = json.loads(failed.out)
+    assert (failed.code, told["exit_code"], len(failed.error_lines)) == (code, code, 1)
+    assert told.items() >= expected.items() and told["error"]
+
+
+def test_lines_fit_a_terminal_and_are_whole_in_a_pipe(raw, tmp_path):
+    """By a real terminal of 80 columns: its own line ends are the screen's."""
+    import pty
+
+    arguments = [
+        sys.executable,
+        "-m",
+        "pipeline",
+        "convert",
+        raw,
+        tmp_path / "out",
+        "-r",
+        tmp_path / "tiny.toml",
+        "--workers",
+        "0",
+    ]
+    parent, child = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(REPOSITORY), "TERM": "dumb"}
+    done = subprocess.run(
+        list(map(str, arguments)), stderr=child, stdout=subprocess.DEVNULL, env=environment, timeout=120
+    )
+    os.close(child)
+    told = b""
+    while True:
+        try:
+            block = os.read(parent, 65536)
+        except OSError:  # what Linux says where the other end is closed
+            break
+        if not block:
+            break
+        told += block
+    os.close(parent)
+    lines = told.decode().replace("\r", "").splitlines()
+    assert done.returncode == 0 and any("done: " in line for line in lines)
+    assert [line for line in lines if len(line.rstrip()) > 80] == []

@@ -14,6 +14,7 @@ from pipeline.graph import frames
 from pipeline.readers import READERS, open_source
 from pipeline.readers.folders import inside, natural_key, numbered, read_inside
 from pipeline.readers.lbc import LbcReader
+from pipeline.readers.others import index_source
 from pipeline.readers.records import parse_record
 from schemas.errors import Reason, SourceError, UsageError
 from schemas.source import Fault
@@ -42,6 +43,28 @@ def test_the_format_is_found_or_may_be_named(tmp_path: Path, name: str) -> None:
         assert type(reader) is READERS[name]
         assert reader.root == tmp_path / "raw"
         assert reader.index().format == name
+
+
+def test_recordings_of_another_format_beside_are_said_with_the_way_to_read_them(tmp_path: Path) -> None:
+    builders.write_lbc_route(tmp_path / "town/route_1")
+    builders.write_npy(tmp_path / "town/arm/run")
+    hdf5_builders.write_aloha(tmp_path / "hands", (3, 2))
+    (tmp_path / "papers").mkdir()
+    reader = open_source(tmp_path)
+    notes = index_source(reader).notes
+    assert [note.partition(",")[0] for note in notes if "format" in note] == [
+        "hands holds 2 episodes of format aloha",
+        "town/arm holds 1 episode of format npy",
+    ]
+    assert all("as a source of its own" in note for note in notes if "format" in note)
+    assert index_source(reader, is_chosen=True).notes == reader.index().notes
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_one_format_alone_is_not_told_of_others(tmp_path: Path, name: str) -> None:
+    WRITERS[name](tmp_path / "raw" / "one")
+    reader = open_source(tmp_path / "raw" / ("one" if name == "lerobot" else ""))
+    assert index_source(reader) == reader.index()
 
 
 def test_a_message_says_what_was_tried_and_what_each_missed(tmp_path: Path) -> None:
