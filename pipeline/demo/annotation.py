@@ -16,6 +16,10 @@ SEEN_M = 100.0
 _GNSS_X_M, _GNSS_STD_M = -1.4, 0.3
 
 
+ROAD_ID = 12
+"""Of the only road, in annotations and in :mod:`pipeline.demo.town`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
     """Where a sensor sits on the car, and what it sees."""
@@ -259,7 +263,7 @@ def _trigger(placed: np.ndarray, half: tuple[float, float, float]) -> dict[str, 
 
 def _lane(along: float, across: float) -> dict[str, int]:
     """Return lane numbers as OpenDRIVE gives them: negative to the right of the centre line."""
-    return {"road_id": 12, "lane_id": -1 if across > 0 else 1, "section_id": int(along > 20.0)}
+    return {"road_id": ROAD_ID, "lane_id": -1 if across > 0 else 1, "section_id": int(along > 20.0)}
 
 
 def _inverse(placed: np.ndarray) -> list[list[float]]:
