@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from jaxtyping import Int64, UInt64
+from jaxtyping import Float64, Int64, UInt64
 
 from schemas.errors import UsageError
 from tasks.kernels.order import permute
@@ -56,6 +56,24 @@ def shuffled(
     bits = max(MIN_BITS, (num - 1).bit_length())
     permute(positions, np.uint64(num), np.uint64(bits), epoch_keys(seed, epoch), out)
     return out
+
+
+def uniforms(
+    numbers: Int64[np.ndarray, " number"], count: int, *, seed: int, epoch: int, part: tuple[int, ...] = ()
+) -> Float64[np.ndarray, "number count"]:
+    """Return ``count`` numbers in [0, 1) for each of ``numbers``, that nothing but it, seed, epoch and part decide.
+
+    The finaliser of splitmix64 (Steele, Lea and Flood, 2014) over a counter and a key, twice.
+    """
+    keys = epoch_keys(seed, epoch, part)
+    mixed: np.ndarray = np.asarray(numbers, np.int64).astype(np.uint64)[:, None] * np.uint64(count)
+    mixed = mixed + np.arange(count, dtype=np.uint64)
+    for key in keys[:2]:
+        mixed = mixed + key
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+        mixed = mixed ^ (mixed >> np.uint64(31))
+    return np.asarray((mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

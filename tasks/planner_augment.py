@@ -64,22 +64,39 @@ def perturb(
     perturbation
         Constants; the published ones by default.
     """
-    perturbation = Perturbation() if perturbation is None else perturbation
+    count = len(batch["ego_current_state"])
+    uniform = np.concatenate([generator.random((count, 1)), generator.random((count, 9))], axis=1)
+    return perturb_by(batch, uniform, Perturbation() if perturbation is None else perturbation)
+
+
+def perturb_by(
+    batch: Mapping[str, np.ndarray], uniform: Float64[np.ndarray, "batch 10"], perturbation: Perturbation
+) -> dict[str, np.ndarray]:
+    """Return what :func:`perturb` does, the draws given: numbers in [0, 1), first whether, then by how much."""
     current = np.asarray(batch["ego_current_state"], np.float64)
-    chosen = generator.random(len(current)) >= 1.0 - perturbation.probability
-    state = perturbed_state(current, generator.random((len(current), 9)), perturbation)
-    chosen &= np.abs(current[:, 4]) >= perturbation.min_speed_m_s
     future = np.asarray(batch["ego_agent_future"])
-    valid = batch.get("ego_agent_future_valid")
-    if valid is not None:
-        chosen &= valid[:, : perturbation.num_steps + 1].all(axis=1)
     if future.shape[1] <= perturbation.num_steps:
         raise SchemaError(
             f"expected a future of more than {perturbation.num_steps} steps, found {future.shape[1]}; lengthen it"
         )
+    chosen = perturbed_rows(batch, uniform, perturbation)
+    state = perturbed_state(current, uniform[:, 1:], perturbation)
     joined = future.copy()
     joined[chosen, : perturbation.num_steps] = way_back(state[chosen], future[chosen].astype(np.float64), perturbation)
     return _recentered({**batch, "ego_agent_future": joined}, state[chosen], chosen)
+
+
+def perturbed_rows(
+    batch: Mapping[str, np.ndarray], uniform: Float64[np.ndarray, "batch 10"], perturbation: Perturbation
+) -> Bool[np.ndarray, " batch"]:
+    """Return which rows :func:`perturb_by` changes; of the batch it needs ``ego_current_state`` and, where there is one, ``ego_agent_future_valid``."""
+    chosen = uniform[:, 0] >= 1.0 - perturbation.probability
+    chosen &= np.abs(np.asarray(batch["ego_current_state"])[:, 4].astype(np.float64)) >= perturbation.min_speed_m_s
+    valid = batch.get("ego_agent_future_valid")
+    if valid is not None:
+        chosen &= valid[:, : perturbation.num_steps + 1].all(axis=1)
+    found: np.ndarray = chosen
+    return found
 
 
 def perturbed_state(

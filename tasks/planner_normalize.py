@@ -3,6 +3,7 @@
 Diffusion Planner tells padding by rows that are all zero, so that a row that was is kept zero.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,6 +44,13 @@ def _scaled(kernel: Any, rows: Float[np.ndarray, "*rows feature"], scaling: Scal
     out = np.empty_like(table)
     kernel(table, np.array(scaling.mean, np.float64), np.array(scaling.std, np.float64), out)
     return out.reshape(rows.shape)
+
+
+def stored_normalization(normalize: str) -> Mapping[str, Scaling]:
+    """Return the scalings that the recipe's ``normalize`` means: published constants, none, or a ``normalization.json``'s text."""
+    if not normalize.startswith("{"):
+        return NORMALIZATION if normalize == "published" else {}
+    return normalization_from_json(json.loads(normalize))[0]
 
 
 def normalization_to_json(

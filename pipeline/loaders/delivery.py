@@ -40,7 +40,7 @@ class Samples(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """Arrays of a batch."""
+        """Arrays of a batch. One called ``epoch`` (int64 a sample) is handed to :meth:`fill` with the epoch in it."""
 
     def fill(self, samples: Int64[np.ndarray, " batch"], arrays: Arrays) -> None:
         """Fill ``arrays[name][i]`` with what belongs to ``samples[i]``; called from several threads at once."""
@@ -213,6 +213,8 @@ class BatchLoader:
     def _begin(self, pool: ThreadPoolExecutor, position: int) -> _Work:
         samples, num_new = self.sampler.batch(self._epoch, position)
         arrays = self._buffers.lease(len(samples))
+        if "epoch" in arrays:
+            arrays["epoch"][:] = self._epoch
         num_parts = max(1, min(2 * self.threads, len(samples) // _MIN_SLICE))
         bounds = np.linspace(0, len(samples), num_parts + 1).astype(int).tolist()
         parts = [

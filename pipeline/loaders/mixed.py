@@ -82,6 +82,8 @@ class MixedSamples:
         for start in range(0, len(rows), self._piece):
             some = rows[start : start + self._piece]
             piece = self._buffers.lease(len(some))
+            if "epoch" in piece:
+                piece["epoch"][:] = arrays["epoch"][some]
             part.fill(wanted[start : start + self._piece], piece)
             for name, array in arrays.items():
                 array[some] = piece[name]

@@ -11,6 +11,7 @@ from pipeline.loaders.anchors import ReadOptions, servable_steps
 from pipeline.loaders.buffers import Layout
 from pipeline.loaders.dataset_loader import DatasetLoader
 from pipeline.loaders.delivery import Arrays, Batch, Texts
+from pipeline.loaders.ego_trajectory import EGO, NUM_FEATURES, EgoTrajectory, ego_windows
 from pipeline.loaders.frames import FRAMES, View, view_names
 from pipeline.loaders.reader import DatasetReader
 from pipeline.loaders.zarr_reader import open_reader
@@ -18,6 +19,7 @@ from pipeline.store.atomic import xxh3_hex
 from schemas.errors import DatasetError, UsageError
 from tasks.windows import Windows, diffuser_windows, padded_windows, split_at_invalid, window_rows, window_steps
 
+Places = tuple[np.ndarray, np.ndarray, np.ndarray]
 LAYOUTS = ("diffusion-policy", "diffuser")
 
 
@@ -39,6 +41,10 @@ class WindowOptions(ReadOptions):
     obs: Mapping[str, str] = field(default_factory=dict)
     """``key -> array`` of the observations, such as ``{"image": "rgb_base_0_rgb", "agent_pos": "state"}``; by default
     every view under its name, and ``state``. Diffuser's are arrays of numbers, joined in order; by default ``state``."""
+    actions: str = "actions"
+    """Array of the actions; empty for none, as where Diffuser plans over states alone. Of a planner dataset, here and in
+    ``obs``, ``ego_trajectory`` is the ego's pose seen from the window's first step: x, y, cosine and sine of the heading.
+    Windows then are the planner's samples, each with its own recorded future, and paddings play no part."""
     normalize_images: bool = False
     """Frames as float32 in [0, 1], channels first, as Diffusion Policy takes them; else uint8, channels last."""
     max_steps: int = 0
@@ -75,15 +81,17 @@ class WindowSamples:
     def __init__(self, path: str | Path, options: WindowOptions) -> None:
         self.reader = open_reader(path, check=options.check)
         self.options = options
-        self.windows = self._find()
-        self._actions = _numbers(self.reader, "actions")
         obs = dict(options.obs) or self._all_obs()
+        has_ego = EGO in (options.actions, *obs.values())
+        self._ego = EgoTrajectory(self.reader, options.horizon) if has_ego else None
+        self.windows = self._find()
+        self._actions = self._signal(options.actions)
         self._views = {
             key: View.of(self.reader, name.removeprefix(FRAMES), convert="pixels")
             for key, name in obs.items()
             if name.startswith(FRAMES)
         }
-        self._signals = {key: _numbers(self.reader, name) for key, name in obs.items() if not name.startswith(FRAMES)}
+        self._signals = {key: self._signal(name) for key, name in obs.items() if not name.startswith(FRAMES)}
         if self.is_diffuser and self._views:
             raise UsageError(f"expected arrays of numbers, which Diffuser plans over, found {list(self._views)}")
         digest = np.concatenate([self.windows.starts, self.windows.stops, self.windows.ends, [self.windows.lead]])
@@ -110,13 +118,13 @@ class WindowSamples:
         """Arrays of a batch, flat."""
         horizon, num_obs = self.options.horizon, self._num_obs
         layout: dict[str, tuple[tuple[int, ...], str]] = {
-            "actions": ((horizon, self._actions.shape[1]), "float32"),
+            "actions": ((horizon, _width(self._actions)), "float32"),
             "is_pad": ((horizon,), "bool"),
             "obs_is_pad": ((num_obs,), "bool"),
             "index": ((), "int64"),
         }
         for key, rows in self._signals.items():
-            layout[f"obs/{key}"] = ((num_obs, rows.shape[1]), "float32")
+            layout[f"obs/{key}"] = ((num_obs, _width(rows)), "float32")
         for key, view in self._views.items():
             height, width, channels = view.shape
             is_float = self.options.normalize_images
@@ -130,14 +138,29 @@ class WindowSamples:
         places = self.windows.at(samples)
         firsts, lows, highs = places
         arrays["index"][:] = firsts
-        is_zero = self.is_diffuser
-        window_rows(self._actions, places, is_zero=is_zero, is_pad=arrays["is_pad"], out=arrays["actions"])
         for key, rows in self._signals.items():
-            window_rows(rows, places, is_zero=is_zero, is_pad=arrays["obs_is_pad"], out=arrays[f"obs/{key}"])
+            self._fill_rows(rows, places, arrays["obs_is_pad"], arrays[f"obs/{key}"])
+        self._fill_rows(self._actions, places, arrays["is_pad"], arrays["actions"])
+        if self._ego is not None:
+            pads = self._ego.pads(firsts, self.options.horizon)
+            arrays["is_pad"][:] = pads | arrays["is_pad"] if self.options.actions else pads
         for key, view in self._views.items():
             steps = window_steps(firsts, lows, highs, count=self._num_obs)
             arrays[f"mask/{key}"][...] = view.mask[steps]
             self._fill_frames(view, steps, arrays[f"obs/{key}"])
+
+    def _fill_rows(
+        self, rows: "np.ndarray | EgoTrajectory", places: Places, is_pad: np.ndarray, out: np.ndarray
+    ) -> None:
+        if isinstance(rows, EgoTrajectory):
+            rows.fill(places[0], is_pad, out, is_zero=self.is_diffuser)
+        else:
+            window_rows(rows, places, is_zero=self.is_diffuser, is_pad=is_pad, out=out)
+
+    def _signal(self, name: str) -> "np.ndarray | EgoTrajectory":
+        if name == EGO and self._ego is not None:
+            return self._ego
+        return _numbers(self.reader, name) if name else np.zeros((self.reader.num_steps, 0), np.float32)
 
     def _fill_frames(self, view: View, steps: Int64[np.ndarray, "batch obs"], out: np.ndarray) -> None:
         if not self.options.normalize_images:
@@ -157,7 +180,7 @@ class WindowSamples:
         if self.is_diffuser:
             observations = [arrays[f"obs/{key}"] for key in self._signals]
             trajectories = np.concatenate([arrays["actions"], *observations], axis=2)
-            start = self._actions.shape[1]
+            start = _width(self._actions)
             batch: Batch = {"trajectories": trajectories, "conditions": {0: trajectories[:, 0, start:]}}
         else:
             obs = {key: arrays[f"obs/{key}"] for key in [*self._views, *self._signals]}
@@ -171,6 +194,8 @@ class WindowSamples:
 
     def _find(self) -> Windows:
         options = self.options
+        if self._ego is not None:
+            return ego_windows(self.reader, options.horizon, options.filter)
         bounds = split_at_invalid(self.reader.rows("episode_ends"), servable_steps(self.reader, options.filter))
         if self.is_diffuser:
             return diffuser_windows(
@@ -205,6 +230,10 @@ class WindowLoader(DatasetLoader):
 
     samples_type = WindowSamples
     options_type = WindowOptions
+
+
+def _width(rows: np.ndarray | EgoTrajectory) -> int:
+    return NUM_FEATURES if isinstance(rows, EgoTrajectory) else int(rows.shape[1])
 
 
 def _numbers(reader: DatasetReader, name: str) -> Float32[np.ndarray, "step dim"]:

@@ -141,6 +141,7 @@ def write_dataset(
     *,
     shard_steps: int,
     details: Sequence[Mapping[str, object]] = (),
+    recipe: Mapping[str, object] | None = None,
 ) -> Built:
     """Write ``arrays`` as a finished dataset of generation 1."""
     tmp = root.parent / f"{root.name}.tmp"
@@ -156,7 +157,7 @@ def write_dataset(
         "num_steps": sum(episode_lengths),
         "num_episodes": len(episode_lengths),
         "shard_steps": shard_steps,
-        "recipe": {"name": "test", "action_dim": 32, "horizon": 4},
+        "recipe": {"name": "test", "action_dim": 32, "horizon": 4, **(recipe or {})},
         "tables": refs,
     }
     write_atomic(root / "zarr.json", root_document(lengths, attributes), tmp)
