@@ -17,6 +17,7 @@ import numpy as np
 
 from pipeline.readers.folders import inside, natural_key, open_inside
 from pipeline.readers.hdf5_rows import Rows, check_numbers, check_storage, find_storage, refusals
+from pipeline.readers.hdf5_texts import read_texts
 from pipeline.readers.metadata import as_text
 from schemas.errors import MissingExtraError, Reason, SourceError
 
@@ -109,6 +110,9 @@ class Hdf5File:
                     Reason.TOO_LARGE,
                     file=self.path,
                 )
+            if info.dtype.hasobject:
+                texts = read_texts(self.file.filename, self.path, found.name, attribute, MAX_TEXT_NBYTES)
+                return as_text(texts[0]) if len(texts) == 1 and self.h5py.check_string_dtype(info.dtype) else ""
             value = found.attrs[attribute]
         value = value.reshape(-1)[0] if isinstance(value, np.ndarray) and value.size == 1 else value
         if isinstance(value, bytes):
@@ -146,7 +150,11 @@ class Hdf5File:
                     Reason.UNSUPPORTED,
                     file=self.path,
                 )
-            return [as_text(value) for value in found.asstr(errors="replace")[:]]
+            if info.length is None:
+                texts = read_texts(self.file.filename, self.path, found.name, None, MAX_TEXT_NBYTES)
+            else:
+                texts = found.asstr(errors="replace")[:]
+            return [as_text(value) for value in texts]
 
     def _find(self, name: str) -> Any:
         return self._follow(self.file["/"], name, MAX_LINKS)

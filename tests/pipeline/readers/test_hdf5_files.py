@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.readers import READERS, hdf5_rows, open_source
+from pipeline.readers import READERS, hdf5_rows, hdf5_texts, open_source
 from pipeline.readers.hdf5_files import Hdf5File, open_hdf5
 from schemas.errors import MissingExtraError, Reason, SourceError
 from schemas.source import Fault
@@ -316,3 +316,26 @@ def test_a_file_that_is_no_hdf5_is_refused_as_such(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="file signature not found") as caught, opened(tmp_path / "a.h5"):
         pass
     assert (caught.value.reason, caught.value.where["file"]) == (Reason.DECODE, "a.h5")
+
+
+def test_a_heap_that_holds_hdf5_for_ever_is_refused_once_and_the_next_file_is_read(tmp_path, monkeypatch) -> None:
+    """An object of the global heap whose size wraps around: libhdf5 2.0.0 looks at it again and again."""
+    monkeypatch.setattr(hdf5_texts, "WAIT_S", 2.0)
+    for name in ("damaged.hdf5", "sound.hdf5"):
+        with h5py.File(tmp_path / name, "w") as file:
+            file.attrs["env_args"] = '{"env_name": "lift"}'
+            file.create_dataset("mask/train", data=["demo_0", "demo_1"], dtype=h5py.string_dtype())
+    data = bytearray((tmp_path / "damaged.hdf5").read_bytes())
+    size = data.index(b"GCOL") + 16 + 8
+    data[size : size + 8] = (2**64 - 16).to_bytes(8, "little")
+    (tmp_path / "damaged.hdf5").write_bytes(data)
+    with opened(tmp_path / "damaged.hdf5") as file:
+        for _ in range(2):
+            with pytest.raises(SourceError, match="never returns") as caught:
+                file.mapping("/", "env_args")
+            assert (caught.value.reason, caught.value.where) == (Reason.DECODE, {"file": "damaged.hdf5"})
+            monkeypatch.setattr(hdf5_texts, "WAIT_S", 0.0)  # known now: nobody is asked again
+    monkeypatch.undo()
+    with opened(tmp_path / "sound.hdf5") as file:
+        assert file.mapping("/", "env_args") == {"env_name": "lift"}
+        assert file.texts("mask/train") == ["demo_0", "demo_1"]
