@@ -101,7 +101,7 @@ def signals(
             raise SchemaError(
                 f"expected {name}[{len(steps)}, {shape}], found {list(found.shape)}; report this as a bug of the reader"
             )
-        parts.append(
-            found.reshape(len(steps), -1).astype(np.float64) if len(steps) else np.zeros((0, int(np.prod(shape))))
-        )
+        with np.errstate(invalid="ignore"):  # of a signaling NaN, which a damaged chunk may hold
+            flat = found.reshape(len(steps), -1) if len(steps) else np.zeros((0, int(np.prod(shape))))
+            parts.append(flat.astype(np.float64))
     return np.concatenate(parts, axis=1), tuple(replace(fault, episode=ref.key) for fault in block.faults)

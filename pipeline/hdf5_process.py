@@ -24,7 +24,7 @@ def main() -> None:
         _limit_time()
         try:
             answer = [True, _read(h5py, *json.loads(line))]
-        except Exception as error:  # noqa: BLE001 - whatever h5py makes of damage is the answer
+        except (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, MemoryError) as error:
             answer = [False, " ".join(f"{error}".split())[:200]]
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

@@ -12,8 +12,10 @@ from pipeline.readers.carla_frames import (
     IMU_POSITION,
     actor_number,
     box_size_m,
+    finite_number,
     finite_vector,
     flip_y,
+    lane_of,
     light_state,
     rotation_rad,
     static_class,
@@ -73,7 +75,7 @@ def _ego_step(step: int, record: Record, ego: Record) -> EgoStep:
         step=step,
         position=flip_y(location),
         rotation=rotation,
-        speed_m_s=float(speed) if isinstance(speed, int | float) else float("nan"),
+        speed_m_s=finite_number(speed),
         imu_m_s2=None if imu is None else flip_y(imu),
         turning_rad_s=0.0 if turning is None else -float(turning[2]),
     )
@@ -122,15 +124,10 @@ def _see_light(builder: TrackBuilder, box: Record) -> None:
     center = finite_vector(box, "trigger_volume_location", 3)
     extent = finite_vector(box, "trigger_volume_extent", 3)
     rotation = _rotation(box, "trigger_volume_rotation")
-    light = Light(actor_number(box.get("id", "")), lane=_lane(box))
+    light = Light(actor_number(box.get("id", "")), lane=lane_of(box))
     if position is not None:
         light.position = tuple(flip_y(position).tolist())
     if center is not None and extent is not None and rotation is not None:
         center = flip_y(center)
         light.trigger = (float(center[0]), float(center[1]), float(rotation[2]), float(extent[0]), float(extent[1]))
     builder.see_light(str(box.get("id", "")), light, light_state(box.get("state")))
-
-
-def _lane(box: Record) -> tuple[int, int]:
-    road, lane = box.get("road_id"), box.get("lane_id")
-    return (road, lane) if isinstance(road, int) and isinstance(lane, int) else (0, 0)

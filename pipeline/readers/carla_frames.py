@@ -5,6 +5,7 @@ velocities change the sign of y; yaw and pitch change theirs, and roll keeps its
 """
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -84,22 +85,39 @@ def light_state(value: Any) -> LightState:
 
 def actor_number(name: Any) -> int:
     """Return an actor's id as int64: the number itself where it is one, else a digest of what it is called."""
-    text = str(name)
-    if text.lstrip("-").isdecimal() and text.isascii() and abs(int(text)) < 2**62:
+    text = str(name) if not isinstance(name, int) or abs(name) < 2**62 else "too large"
+    if re.fullmatch(r"-?\d{1,18}", text, re.ASCII):
         return int(text)
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "little") >> 1
 
 
+def lane_of(record: Mapping[str, Any]) -> tuple[int, int]:
+    """Return ``road_id`` and ``lane_id`` of a record, (0, 0) where they are no numbers of a map."""
+    road, lane = record.get("road_id"), record.get("lane_id")
+    is_lane = isinstance(road, int) and isinstance(lane, int) and max(abs(road), abs(lane)) < 2**31
+    return (road, lane) if is_lane else (0, 0)  # type: ignore[return-value]
+
+
+MAX_NUMBER = 1e9
+"""No place, speed or size of a recording is larger: what is was not recorded, and would overflow where it is squared."""
+
+
+def finite_number(value: Any) -> float:
+    """Return a number of a record, NaN where it is none, or larger than :data:`MAX_NUMBER`."""
+    is_number = isinstance(value, int | float) and abs(value) < MAX_NUMBER
+    return float(value) if is_number else float("nan")
+
+
 def finite_vector(record: Mapping[str, Any], key: str, size: int) -> np.ndarray | None:
-    """Return ``size`` finite numbers of a record, or None."""
+    """Return ``size`` finite numbers of a record, of bounded size, or None."""
     value = record.get(key)
     if not isinstance(value, list | tuple) or len(value) != size:
         return None
     try:
         vector = np.array(value, np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
-    return vector if vector.shape == (size,) and np.isfinite(vector).all() else None
+    return vector if vector.shape == (size,) and (np.abs(vector) < MAX_NUMBER).all() else None
 
 
 def size_m(extent: np.ndarray | None, kind: ActorClass, blueprint: str = "") -> tuple[float, float]:

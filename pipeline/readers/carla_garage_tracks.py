@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 
 from pipeline.readers.carla_frames import (
+    MAX_NUMBER,
     actor_number,
     box_size_m,
+    finite_number,
     finite_vector,
     flip_y,
+    lane_of,
     light_state,
     matrix_rotation,
     static_class,
@@ -57,7 +60,7 @@ def route_tracks(
                 step=step,
                 position=flip_y(matrix[:3, 3]),
                 rotation=matrix_rotation(matrix),
-                speed_m_s=float(speed) if isinstance(speed, int | float) else float("nan"),
+                speed_m_s=finite_number(speed),
             )
         )
         try:
@@ -77,9 +80,9 @@ def route_tracks(
 def _matrix(record: Record, key: str) -> np.ndarray | None:
     try:
         matrix = np.array(record.get(key), np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
-    return matrix if matrix.shape == (4, 4) and np.isfinite(matrix).all() else None
+    return matrix if matrix.shape == (4, 4) and (np.abs(matrix) < MAX_NUMBER).all() else None
 
 
 def _ego_matrix(record: Record) -> np.ndarray:
@@ -90,8 +93,8 @@ def _ego_matrix(record: Record) -> np.ndarray:
     matrix = _matrix(record, "ego_matrix")
     if matrix is not None:
         return matrix
-    position, theta = finite_vector(record, "pos_global", 2), record.get("theta")
-    if position is None or not isinstance(theta, int | float) or not np.isfinite(theta):
+    position, theta = finite_vector(record, "pos_global", 2), finite_number(record.get("theta"))
+    if position is None or not np.isfinite(theta):
         raise SourceError("expected ego_matrix, or pos_global and theta, found none that is finite; record it again")
     matrix = np.eye(4)
     matrix[:2, :2] = [[np.cos(theta), -np.sin(theta)], [np.sin(theta), np.cos(theta)]]
@@ -104,8 +107,8 @@ def _box_matrix(box: Record, ego: np.ndarray) -> np.ndarray | None:
     matrix = _matrix(box, "matrix")
     if matrix is not None:
         return matrix
-    position, yaw = finite_vector(box, "position", 3), box.get("yaw")
-    if position is None or not isinstance(yaw, int | float) or not np.isfinite(yaw):
+    position, yaw = finite_vector(box, "position", 3), finite_number(box.get("yaw"))
+    if position is None or not np.isfinite(yaw):
         return None
     local = np.eye(4)
     local[:2, :2] = [[np.cos(yaw), -np.sin(yaw)], [np.sin(yaw), np.cos(yaw)]]
@@ -146,10 +149,7 @@ def _see(builder: TrackBuilder, box: Record, ego: np.ndarray) -> None:
 
 def _see_light(builder: TrackBuilder, box: Record, matrix: np.ndarray | None) -> None:
     """Note a light: the older kind has the box at its stop line, the other one the lane."""
-    road, lane = box.get("road_id"), box.get("lane_id")
-    light = Light(actor_number(box.get("id", "")))
-    if isinstance(road, int) and isinstance(lane, int):
-        light.lane = (road, lane)
+    light = Light(actor_number(box.get("id", "")), lane=lane_of(box))
     extent = finite_vector(box, "extent", 3)
     if box.get("class") == "traffic_light" and matrix is not None and extent is not None:
         x, y, _ = flip_y(matrix[:3, 3]).tolist()

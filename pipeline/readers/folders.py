@@ -34,7 +34,8 @@ def natural_key(name: str) -> tuple[object, ...]:
     """
     parts = [
         tuple(
-            (0, int(piece), "") if piece.isdecimal() and piece.isascii() else (1, 0, piece)
+            # Digits compare by their count first: a name in a file may have more of them than Python makes a number of.
+            (0, len(piece.lstrip("0")), piece.lstrip("0")) if piece.isdecimal() and piece.isascii() else (1, 0, piece)
             for piece in _DIGITS.split(part)
         )
         for part in name.split("/")

@@ -47,4 +47,4 @@ def refusal(results: Mapping[str, Any], rule: str) -> str:
 def _score(results: Mapping[str, Any]) -> float | None:
     scores = results.get("scores")
     score = scores.get("score_composed") if isinstance(scores, dict) else None
-    return float(score) if isinstance(score, int | float) else None
+    return float(score) if isinstance(score, int | float) and abs(score) < 1e9 else None

@@ -71,7 +71,7 @@ def read_array(files: Files, path: str) -> ZarrArray:
     try:
         data = json.loads(files.read(name, MAX_META_NBYTES))
         found = _parse(data, path) if isinstance(data, dict) else None
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         message = f"expected the metadata of a Zarr v2 array, found: {str(error)[:80]!r}; restore the file"
         raise SourceError(message, Reason.BAD_METADATA, file=files.path(name)) from error
     if found is None:

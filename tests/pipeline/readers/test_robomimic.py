@@ -261,7 +261,8 @@ def real_libero(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     root = tmp_path_factory.mktemp("libero")
     problem = {"language_instruction": "push the T"}
     attributes = {"macros_image_convention": "opengl", "problem_info": problem}
-    builders.write_demos(root / "push_demo.hdf5", {"demo_0": demo, "demo_1": demo}, compression="gzip", **attributes)
+    other = {**demo, "actions": demo["actions"] + 1.0}  # the same demonstration twice would be a duplicate
+    builders.write_demos(root / "push_demo.hdf5", {"demo_0": demo, "demo_1": other}, compression="gzip", **attributes)
     np.save(root / "scenes.npy", scenes)
     return root
 
