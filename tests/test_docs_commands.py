@@ -55,7 +55,7 @@ for words in json.loads(sys.argv[1]):
 """
 
 
-@pytest.mark.parametrize("page", FOLDERS)
+@pytest.mark.parametrize("page", ["README.md", "docs/operations.md"])  # notebooks 2 and 4 make the other pages' calls
 def test_the_commands_of_a_page_work_in_threads_of_one_process(page, tmp_path):
     FOLDERS[page](tmp_path)
     shown = [command.split()[1:] for command in [*GIVEN.get(page, []), *commands(page)]]
