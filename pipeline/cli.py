@@ -417,7 +417,7 @@ def demo(
     folder: Annotated[Path, typer.Argument(help="A new folder for the demonstration.")],
     json: Json = False,
 ) -> None:
-    """Make a small raw driving clip and robot set, convert both, verify, and iterate batches."""
+    """Make small raw drives and a robot set, convert them for Pi0 and Diffusion Planner, verify, and iterate batches."""
     from pipeline.demo.walk import run_demo
 
     summary = run_demo(folder, quiet=json)

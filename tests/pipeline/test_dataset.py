@@ -69,6 +69,23 @@ def test_indexing_agrees_with_numpy(built: Built, step: object, row: object, col
     np.testing.assert_array_equal(found, np.take(expected, column, axis=-2))
 
 
+def test_episodes_and_times_are_selected_by_value(built: Built) -> None:
+    ds = open_dataset(built.root)
+    np.testing.assert_array_equal(ds.sel(episode_index=1).state, built.arrays["state"][5:14])
+    times = built.arrays["timestamp_s"][5:14]
+    episode = ds.headrace.episode(1).swap_dims(step="timestamp_s")
+    found = episode.sel(timestamp_s=times[4] + 1e-3, method="nearest")
+    np.testing.assert_array_equal(found.rgb_main, built.arrays["rgb_main"][9])
+
+
+def test_a_part_survives_to_zarr_and_back(built: Built, tmp_path: Path) -> None:
+    part = open_dataset(built.root).isel(step=slice(2, 8))
+    part.to_zarr(tmp_path / "part.zarr", zarr_format=3, consolidated=False)
+    again = xr.open_zarr(tmp_path / "part.zarr", consolidated=False)
+    for name in ("rgb_main", "state", "episode_index", "timestamp_s"):
+        np.testing.assert_array_equal(again[name], built.arrays[name][2:8])
+
+
 def test_vectorised_and_boolean_indexing_work(built: Built) -> None:
     ds = open_dataset(built.root)
     episode = ds.isel(step=(ds.episode_index == 1).values)
