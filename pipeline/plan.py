@@ -192,7 +192,7 @@ def estimate(plan: Plan, workers: int, root: Path) -> Estimate:
         num_frames=sum(served.values()),
         dataset_nbytes=frame_nbytes
         + 3 * steps * per_step
-        + int(steps * samples * (0.4 if plan.recipe.planner and plan.recipe.planner.codec == "zstd" else 1.0)),
+        + int(steps * samples * (0.4 if plan.recipe.planner and plan.recipe.planner.codec != "raw" else 1.0)),
         memory_nbytes=max(1, workers) * (PROCESS_NBYTES + task_nbytes) + PROCESS_NBYTES,
         free_nbytes=shutil.disk_usage(_existing(root)).free,
     )

@@ -99,7 +99,7 @@ def planner_specs(
     shard_steps
         Steps of a shard of the large tensors, and of the one chunk of a shard of the small ones.
     codec
-        Of the large tensors: ``zstd`` (neighbours, many of them absent, shrink most) or ``raw``.
+        Of the large tensors: ``zstd``, ``lz4`` or ``raw``; see :mod:`pipeline.store.codecs`.
     normalized
         Whether observations are stored normalised: they then have no units.
     """
@@ -117,7 +117,7 @@ def _spec(name: str, params: PlannerParams, storage: tuple[int, str, bool]) -> A
         dtype=dtype,
         chunk_steps=1 if is_large else shard_steps,
         shard_steps=shard_steps,
-        codec=codec if is_large else "raw",
+        codec="raw" if codec == "raw" or not is_large else f"blosc:{codec}",
         valid_array="is_anchor" if is_large else "",
         attributes=tuple(_attributes(name, dims, normalized).items()),
     )

@@ -19,7 +19,7 @@ from pipeline.store.atomic import read_regular, xxh3_hex
 from pipeline.store.copies import TABLE_FILE, kept_generations
 from pipeline.store.metadata import ROOT_DOCUMENT, TABLES, DatasetInfo, array_document, read_info, root_copies
 from pipeline.store.scan import REPAIR, Problem, Shard, scan_index, scan_shard, shards_of
-from pipeline.store.shards import decode_chunk
+from pipeline.store.codecs import decode_chunk
 from pipeline.store.tables import manifest_rows, read_document, read_table
 from pipeline.summaries import nbytes_text
 from schemas.dataset import ArraySpec, ShardRow

@@ -1,5 +1,6 @@
 """What a dataset is on disk. ``pipeline/DESIGN.md`` is the specification in prose."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,7 @@ class ArraySpec:
     shard_steps: int
     """First side of a shard: a multiple of ``chunk_steps``."""
     codec: str = "raw"
-    """``raw``, ``zstd``, or ``jpeg:Q``; ``crc32c`` always follows."""
+    """``raw``, ``zstd``, ``blosc:zstd``, ``blosc:lz4`` or ``jpeg:Q``; ``crc32c`` always follows."""
     valid_array: str = ""
     """Name of the bool array by which a chunk may be absent; empty where none may. Only with ``chunk_steps`` 1."""
     attributes: tuple[tuple[str, Any], ...] = ()
@@ -56,7 +57,7 @@ class ArraySpec:
     @property
     def row_nbytes(self) -> int:
         """Decoded bytes of one step."""
-        return int(np.dtype(self.dtype).itemsize * np.prod(self.row_shape, dtype=np.int64))
+        return np.dtype(self.dtype).itemsize * math.prod(self.row_shape)
 
     @property
     def chunks_per_shard(self) -> int:

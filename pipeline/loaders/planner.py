@@ -113,7 +113,7 @@ class PlannerSamples(AnchoredSamples):
         steps = self.anchors[samples]
         arrays["index"][:] = steps
         for name, shape in self._shapes.items():
-            if name not in self._held and shape == self.reader.spec(name).row_shape:
+            if name not in self._held and shape[1:] == self.reader.spec(name).row_shape[1:]:
                 self.reader.gather(name, steps, arrays[name])
             else:
                 arrays[name][...] = self._whole(name, steps)[(slice(None), *(slice(0, side) for side in shape))]

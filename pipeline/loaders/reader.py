@@ -15,8 +15,9 @@ from jaxtyping import Int64
 from pipeline.loaders.handles import FileHandles, read_into
 from pipeline.loaders.manifest import CRC_NBYTES, ChunkTable, Manifest
 from pipeline.store.atomic import crc32c
+from pipeline.store.codecs import decode_chunk
 from pipeline.store.metadata import DatasetInfo, read_info
-from pipeline.store.shards import ShardReader, decode_chunk, shard_path
+from pipeline.store.shards import ShardReader, shard_path
 from schemas.dataset import ArraySpec
 from schemas.errors import ChecksumError, DatasetError, SchemaError, SourceError, UsageError
 
@@ -89,7 +90,8 @@ class DatasetReader:
         steps
             In any order; neighbours that follow each other are read together.
         out
-            Contiguous ``dtype[batch, *row_shape]``.
+            Contiguous ``dtype[batch, *row_shape]``; its second axis may be shorter, for the first of each row. All of a row
+            is read and checked in any case.
 
         Raises
         ------
@@ -98,7 +100,8 @@ class DatasetReader:
         """
         chunks = self._chunks.get(name) or self._chunks_of(name)
         spec = chunks.spec
-        spec.check(out)
+        if out.dtype != spec.dtype or out.shape[2:] != spec.row_shape[1:] or out.shape[1:2] > spec.row_shape[:1]:
+            spec.check(out)
         if len(out) != len(steps) or not out.flags.c_contiguous:
             raise SchemaError(f"expected {len(steps)} contiguous rows, found {list(out.shape)}; correct the call")
         wanted = steps.tolist()
@@ -114,7 +117,14 @@ class DatasetReader:
                     chunks.index(self.info, shard)
             files = dict(zip(shards, self._handles.acquire(paths), strict=True))
             try:
-                (self._gather_raw if spec.codec == "raw" else self._gather_encoded)(chunks, steps, files, out)
+                if spec.codec != "raw":
+                    self._gather_encoded(chunks, steps, files, out)
+                elif out.shape[1:] == spec.row_shape:
+                    self._gather_raw(chunks, steps, files, out)
+                else:
+                    whole = np.empty((len(out), *spec.row_shape), spec.dtype)
+                    self._gather_raw(chunks, steps, files, whole)
+                    out[...] = whole[:, : out.shape[1]]
             finally:
                 self._handles.release(paths)
         except DatasetError as error:
@@ -198,16 +208,21 @@ class DatasetReader:
     def _gather_encoded(self, chunks: ChunkTable, steps: np.ndarray, files: Mapping[int, int], out: np.ndarray) -> None:
         spec = chunks.spec
         sizes, offsets, unchecked = chunks.sizes[steps], chunks.offsets[steps].tolist(), self._unchecked(chunks, steps)
+        committed = chunks.crcs[steps].tolist()
         buffer = memoryview(bytearray(int(sizes.max(initial=0)) + CRC_NBYTES))
         for row, (step, size) in enumerate(zip(steps.tolist(), sizes.tolist(), strict=True)):
             if offsets[row] < 0:
                 out[row] = 0
                 continue
-            payload, trailer = buffer[:size], buffer[size : size + CRC_NBYTES]
-            _read(spec, step, files[step // spec.shard_steps], offsets[row], [payload, trailer])
-            computed = crc32c(payload) if unchecked[row] else int(chunks.crcs[step])
-            self._compare(chunks, steps[row : row + 1], [int.from_bytes(trailer, "little")], [computed])
+            payload = buffer[:size]
+            _read(spec, step, files[step // spec.shard_steps], offsets[row], [buffer[: size + CRC_NBYTES]])
+            trailer = int.from_bytes(buffer[size : size + CRC_NBYTES], "little")
+            computed = crc32c(payload) if unchecked[row] else committed[row]
+            if not trailer == computed == committed[row]:  # before a decoder sees it
+                self._compare(chunks, steps[row : row + 1], [trailer], [computed])
             _decode(spec, step, payload, out[row : row + 1])
+        if self.check == "first":
+            chunks.seen[steps] = True
 
     def _unchecked(self, chunks: ChunkTable, steps: np.ndarray) -> list[bool]:
         """Return for which steps a checksum is to be computed."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.store.atomic import read_regular, xxh3_hex
-from pipeline.store.shards import ZSTD_LEVEL
+from pipeline.store.codecs import codec_name, zarr_codecs
 from schemas.dataset import FORMAT_VERSION, ArraySpec
 from schemas.errors import ChecksumError, DatasetError, SchemaError
 
@@ -26,7 +26,6 @@ COPIES = "_copies"
 _ZERO_DIGEST = "0" * 32
 _ENDIAN = {"name": "bytes", "configuration": {"endian": "little"}}
 _CRC = {"name": "crc32c"}
-_ZSTD = {"name": "zstd", "configuration": {"checksum": True, "level": ZSTD_LEVEL}}
 _FILL: dict[str, bool | int | float] = {"b": False, "u": 0, "i": 0, "f": 0.0}
 
 
@@ -85,7 +84,7 @@ def array_metadata(spec: ArraySpec, length: int) -> dict[str, Any]:
         attributes["valid_array"] = spec.valid_array
     sharding = {
         "chunk_shape": [spec.chunk_steps, *spec.row_shape],
-        "codecs": _codecs(spec),
+        "codecs": zarr_codecs(spec),
         "index_codecs": [_ENDIAN, _CRC],
         "index_location": "end",
     }
@@ -224,27 +223,13 @@ def spec_of(name: str, metadata: Mapping[str, Any]) -> ArraySpec:
         dtype=metadata["data_type"],
         chunk_steps=sharding["chunk_shape"][0],
         shard_steps=metadata["chunk_grid"]["configuration"]["chunk_shape"][0],
-        codec=_codec_name(sharding["codecs"]),
+        codec=codec_name(sharding["codecs"]),
         valid_array=valid_array,
         attributes=tuple(sorted(attributes.items())),
     )
     if canonical_json(array_metadata(spec, metadata["shape"][0])) != canonical_json(metadata):
         raise SchemaError(f"expected the layout of format version {FORMAT_VERSION} for {name!r}, found another")
     return spec
-
-
-def _codecs(spec: ArraySpec) -> list[dict[str, Any]]:
-    kind, _, quality = spec.codec.partition(":")
-    if kind == "jpeg":
-        # imagecodecs registers the array-to-bytes codec `imagecodecs_jpeg` with zarr-python (package imagecodecs-zarr)
-        return [{"name": "imagecodecs_jpeg", "configuration": {"level": int(quality), "subsampling": "444"}}, _CRC]
-    return [_ENDIAN, *([_ZSTD] if kind == "zstd" else []), _CRC]
-
-
-def _codec_name(codecs: list[dict[str, Any]]) -> str:
-    if codecs[0]["name"] == "imagecodecs_jpeg":
-        return f"jpeg:{codecs[0]['configuration']['level']}"
-    return "zstd" if any(codec["name"] == "zstd" for codec in codecs) else "raw"
 
 
 def _read_root(root: Path) -> bytes:

@@ -77,7 +77,7 @@ def test_info_says_what_was_written(built: Built) -> None:
         assert array_metadata(info.arrays[name], 5) == array_metadata(spec, 5)
 
 
-@pytest.mark.parametrize("codec", ["raw", "zstd", "jpeg:90"])
+@pytest.mark.parametrize("codec", ["raw", "zstd", "blosc:zstd", "blosc:lz4", "jpeg:90"])
 def test_a_specification_comes_back_from_its_metadata(codec: str) -> None:
     dtypes = ["uint8"] if codec.startswith("jpeg") else ["uint8", "float16", "float32"]
     for dtype in dtypes:

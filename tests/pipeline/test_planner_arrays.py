@@ -20,7 +20,7 @@ def test_every_array_of_a_block_has_its_specification_and_none_is_missing(params
     for spec in specs:
         spec.check(block[spec.name])
         assert spec.dims[0] == "step"
-        assert (spec.chunk_steps, spec.codec) in ((1, "zstd"), (64, "raw"))
+        assert (spec.chunk_steps, spec.codec) in ((1, "blosc:zstd"), (64, "raw"))
     # One size per dimension name, as a Dataset demands.
     sizes = {side: size for spec in specs for side, size in zip(spec.dims[1:], spec.row_shape)}
     assert all(sizes[side] == size for spec in specs for side, size in zip(spec.dims[1:], spec.row_shape))

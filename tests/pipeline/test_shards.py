@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from pipeline.store.atomic import AtomicFile, crc32c, write_atomic, xxh3_hex
 from pipeline.store.metadata import array_document
-from pipeline.store.shards import ABSENT, ShardReader, ShardWriter, decode_chunk, encode_chunk, shard_path
+from pipeline.store.codecs import decode_chunk, encode_chunk
+from pipeline.store.shards import ABSENT, ShardReader, ShardWriter, shard_path
 from schemas.dataset import ArraySpec, ShardRow
 from schemas.errors import ChecksumError, DatasetError, SchemaError
 
@@ -93,7 +94,7 @@ def test_zarr_reads_rows_of_every_dtype_with_a_partly_filled_last_chunk(
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float32"])
-@pytest.mark.parametrize("codec", ["raw", "zstd"])
+@pytest.mark.parametrize("codec", ["raw", "zstd", "blosc:zstd", "blosc:lz4"])
 def test_zarr_reads_frames_absent_chunks_and_wholly_absent_shards(tmp_path: Path, codec: str, dtype: str) -> None:
     spec = frames(codec, dtype)
     values = values_of(spec, 14)
@@ -107,7 +108,7 @@ def test_zarr_reads_frames_absent_chunks_and_wholly_absent_shards(tmp_path: Path
     assert sorted(os.listdir(tmp_path / spec.name)) == [*(f"c.{k}.0.0.0" for k in range(4)), "zarr.json"]
 
 
-@pytest.mark.parametrize("codec", ["raw", "zstd"])
+@pytest.mark.parametrize("codec", ["raw", "zstd", "blosc:zstd", "blosc:lz4"])
 def test_the_bytes_are_those_that_zarr_would_write(tmp_path: Path, codec: str) -> None:
     spec = frames(codec, "float32")
     values = values_of(spec, 8)
@@ -325,7 +326,7 @@ def test_a_file_cut_short_after_it_was_opened_is_found(tmp_path: Path) -> None:
 
 
 def test_sound_bytes_that_do_not_decode_are_refused(tmp_path: Path) -> None:
-    for codec, payload in (("raw", b"123"), ("zstd", b"no zstd frame"), ("jpeg:90", b"\xff\xd8no jpeg")):
+    for codec, payload in (("raw", b"123"), ("zstd", b"no zstd frame"), ("blosc:lz4", b"no frame"), ("blosc:zstd", bytes(40)), ("jpeg:90", b"\xff\xd8no jpeg")):
         spec = frames(codec)
         with ShardWriter(tmp_path, spec, 0, tmp_path / "tmp") as writer:
             writer.put_stored(payload)

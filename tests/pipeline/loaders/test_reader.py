@@ -24,7 +24,7 @@ ROW = 6 * 4 * 3 + 4
 """Bytes of a stored frame with its checksum."""
 
 
-@pytest.fixture(name="built", scope="module", params=["raw", "zstd", "jpeg:95"])
+@pytest.fixture(name="built", scope="module", params=["raw", "zstd", "blosc:lz4", "jpeg:95"])
 def _built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
     return build_dataset(tmp_path_factory.mktemp("reader") / "out", codec=request.param, size=(16, 8))
 
@@ -319,3 +319,15 @@ def test_a_manifest_that_does_not_reach_the_last_step_is_refused(tmp_path, monke
     reader = DatasetReader(built.root)
     with pytest.raises(DatasetError, match="expected 8 checksums of shard 2"):
         reader._manifest.chunks(built.specs["rgb_main"], info.num_steps + 3)
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd", "blosc:zstd"])
+def test_the_first_of_each_row_are_read_into_a_shorter_batch(tmp_path: Path, codec: str) -> None:
+    built = build_dataset(tmp_path / "out", codec=codec, dtype="float32")
+    reader, steps = DatasetReader(built.root), np.array([5, 0, 20, 1])
+    out = np.full((4, 2, 4, 3), -1, np.float32)
+    reader.gather("rgb_main", steps, out)
+    np.testing.assert_array_equal(out, built.arrays["rgb_main"][steps, :2])
+    for wrong in (np.empty((4, 7, 4, 3), np.float32), np.empty((4, 2, 3, 3), np.float32)):
+        with pytest.raises(SchemaError, match="rgb_main"):
+            reader.gather("rgb_main", steps, wrong)
