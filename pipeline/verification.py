@@ -16,10 +16,10 @@ import xxhash
 
 from pipeline.markup import card
 from pipeline.store.atomic import read_regular, xxh3_hex
+from pipeline.store.codecs import decode_chunk
 from pipeline.store.copies import TABLE_FILE, kept_generations
 from pipeline.store.metadata import ROOT_DOCUMENT, TABLES, DatasetInfo, array_document, read_info, root_copies
 from pipeline.store.scan import REPAIR, Problem, Shard, scan_index, scan_shard, shards_of
-from pipeline.store.codecs import decode_chunk
 from pipeline.store.tables import manifest_rows, read_document, read_table
 from pipeline.summaries import nbytes_text
 from schemas.dataset import ArraySpec, ShardRow
@@ -259,7 +259,8 @@ class _Verification:
         streamed = [spec for spec in specs if spec.chunk_steps == 1]
         block_steps = math.lcm(*(spec.shard_steps for spec in specs)) if specs else 1
         unit_steps = math.lcm(*(spec.shard_steps for spec in streamed)) if streamed else ROWS_UNIT_STEPS
-        rowed = [spec.name for spec in specs if spec.chunk_steps > 1]
+        # Arrays with shards as small as a unit's are read by the unit: of many features, they are too large to hold for a block.
+        rowed = [spec.name for spec in specs if spec.chunk_steps > 1 and unit_steps % spec.shard_steps]
         for start in range(0, info.num_steps, block_steps):
             stop = min(start + block_steps, info.num_steps)
             rows, bad[start:stop] = self._read_rows(rowed, start, stop)
@@ -330,6 +331,7 @@ class _Unit:
         self.run = run
         self.start, self.stop = bounds
         self.rows = {name: values[self.start - block_start : self.stop - block_start] for name, values in rows.items()}
+        self.own = [spec for spec in specs if spec.chunk_steps > 1 and spec.name not in rows]
         masks = {spec.valid_array for spec in specs}
         digested = [spec for spec in specs if spec.name not in UNDIGESTED and spec.name not in masks]
         self.specs = sorted(digested, key=lambda spec: spec.name)
@@ -339,32 +341,43 @@ class _Unit:
         """Return the steps' digests, which of them are not to be trusted, and the problems."""
         count = self.stop - self.start
         hashes: list[Any] = [xxhash.xxh3_128() for _ in range(count)]
-        bad, problems = np.zeros(count, bool), []
+        rows, problems = self._read_own()
         pending: list[np.ndarray] = []
         for spec in self.specs:
             if spec.chunk_steps > 1:
-                pending.append(self.rows[spec.name].reshape(count, -1).view(np.uint8))
+                pending.append(rows[spec.name].reshape(count, -1).view(np.uint8))
                 continue
             _update(hashes, pending)
             pending = []
-            found = self._check_streamed(spec, hashes)
-            for problem in found:
-                bad[problem.start - self.start : problem.stop - self.start] = True
-            problems += found
+            problems += self._check_streamed(spec, hashes)
         _update(hashes, pending)
+        bad = np.zeros(count, bool)
+        for problem in problems:
+            bad[problem.start - self.start : problem.stop - self.start] = True
         digests = np.frombuffer(b"".join(digest.digest() for digest in hashes), np.uint8).reshape(count, 16)
         return digests, bad, problems
 
+    def _read_own(self) -> tuple[dict[str, np.ndarray], list[Problem]]:
+        """Return the rows that this unit is given, and those that it reads itself, with their problems."""
+        rows, problems = dict(self.rows), []
+        for spec in self.own:
+            rows[spec.name] = _zeros(spec, self.stop - self.start)
+            for shard in self._shards(spec):
+                sink = _RowSink(shard, rows[spec.name][shard.start - self.start : shard.stop - self.start])
+                problems += self.run._counted(shard, scan_shard(self.run.info, shard, None, sink))
+        return rows, problems
+
     def _check_streamed(self, spec: ArraySpec, hashes: list[Any]) -> list[Problem]:
         problems = []
-        for shard in self.run.shards[spec.name]:
-            if self.start <= shard.start < self.stop:
-                offset, length = shard.start - self.start, shard.stop - shard.start
-                valid = self.rows[spec.valid_array][offset : offset + length] if spec.valid_array in self.rows else None
-                sink = _DigestSink(spec, hashes[offset : offset + length])
-                problems += scan_shard(self.run.info, shard, valid, sink)
-                self.run._count(shard.path)
+        for shard in self._shards(spec):
+            offset, length = shard.start - self.start, shard.stop - shard.start
+            valid = self.rows[spec.valid_array][offset : offset + length] if spec.valid_array in self.rows else None
+            sink = _DigestSink(spec, hashes[offset : offset + length])
+            problems += self.run._counted(shard, scan_shard(self.run.info, shard, valid, sink))
         return problems
+
+    def _shards(self, spec: ArraySpec) -> Iterator[Shard]:
+        return (shard for shard in self.run.shards[spec.name] if self.start <= shard.start < self.stop)
 
 
 class _DigestSink:

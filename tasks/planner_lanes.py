@@ -14,7 +14,7 @@ from schemas.lanes import LaneGraph
 from schemas.planner import PlannerParams
 from schemas.tracks import Tracks
 from tasks.kernels.planner_lanes import LaneTable
-from tasks.lanes import resample_line
+from tasks.lanes import index_lanes, resample_line
 
 DRIVING = ("driving", "bidirectional")
 """Lane types on which vehicles drive, as OpenDRIVE names them."""
@@ -102,7 +102,7 @@ def _table(graph: LaneGraph, kept: np.ndarray, blocks: tuple[np.ndarray, Ragged]
     offsets = np.zeros(len(kept) + 1, np.int64)
     np.cumsum([len(center) for center, _, _ in lines], out=offsets[1:])
     return LaneTable(
-        boxes=np.array([_box(*line) for line in lines]).reshape(-1, 4),
+        grid=index_lanes(np.array([_box(*line) for line in lines]).reshape(-1, 4)),
         offsets=offsets,
         center=np.concatenate([np.zeros((0, 3)), *(center for center, _, _ in lines)]),
         left=np.concatenate([np.zeros((0, 2)), *(left for _, left, _ in lines)]),

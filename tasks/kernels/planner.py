@@ -48,6 +48,12 @@ def ego_rows(
 
 
 @kernel
+def is_before(distance: float, index: int, other_distance: float, other_index: int) -> bool:
+    """Return whether the first is nearer than the other, or as near and of a lower index."""
+    return distance < other_distance or (distance == other_distance and index < other_index)
+
+
+@kernel
 def insert_nearest(
     distance: float,
     index: int,
@@ -55,15 +61,15 @@ def insert_nearest(
     distances: Float64[np.ndarray, " slot"],
     indices: Int64[np.ndarray, " slot"],
 ) -> int:
-    """Insert into the ``count`` nearest so far, ascending, the earlier index first where equal; return the new count."""
+    """Insert into the ``count`` nearest so far, ascending, the lower index first where equal; return the new count."""
     size = int(distances.shape[0])
     if count == size:
-        if size == 0 or not distance < distances[size - 1]:
+        if size == 0 or not is_before(distance, index, distances[size - 1], indices[size - 1]):
             return count
         place = size - 1
     else:
         place = count
-    while place > 0 and distances[place - 1] > distance:
+    while place > 0 and is_before(distance, index, distances[place - 1], indices[place - 1]):
         distances[place] = distances[place - 1]
         indices[place] = indices[place - 1]
         place -= 1

@@ -4,17 +4,18 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int8, Int64
+from jaxtyping import Bool, Float32, Float64, Int8, Int32, Int64
 
 from tasks.kernels.decorator import kernel
+from tasks.kernels.lanes import LaneGrid, box_distance, lanes_within, polygon_distance
 from tasks.kernels.planner import insert_nearest
 
 
 class LaneTable(NamedTuple):
     """The driving lanes of a map, in arrays: what all kernels of this module read."""
 
-    boxes: Float64[np.ndarray, "lane 4"]
-    """Least x, least y, greatest x, greatest y of centre and boundaries."""
+    grid: LaneGrid
+    """Finds lanes by the boxes of centre and boundaries."""
     offsets: Int64[np.ndarray, " lane_end"]
     """Where each lane's vertices begin."""
     center: Float64[np.ndarray, "point 3"]
@@ -44,82 +45,30 @@ LaneRows = tuple[
 
 
 @kernel
-def segment_distance(x: float, y: float, ax: float, ay: float, bx: float, by: float) -> float:
-    """Return the distance of (x, y) from the segment a-b."""
-    ux, uy = bx - ax, by - ay
-    length2 = ux * ux + uy * uy
-    share = 0.0
-    if length2 > 0:
-        share = min(1.0, max(0.0, ((x - ax) * ux + (y - ay) * uy) / length2))
-    dx, dy = x - (ax + share * ux), y - (ay + share * uy)
-    return math.sqrt(dx * dx + dy * dy)
-
-
-@kernel
-def is_within(x: float, y: float, left: Float64[np.ndarray, "point 2"], right: Float64[np.ndarray, "point 2"]) -> bool:
-    """Return whether (x, y) lies in the polygon of ``left`` there and ``right`` back, by the even-odd rule."""
-    n = left.shape[0]
-    inside = False
-    bx, by = right[0, 0], right[0, 1]  # the last point of the way round
-    for k in range(2 * n):
-        ax, ay = (left[k, 0], left[k, 1]) if k < n else (right[2 * n - 1 - k, 0], right[2 * n - 1 - k, 1])
-        if (ay > y) != (by > y) and x < (bx - ax) * (y - ay) / (by - ay) + ax:
-            inside = not inside
-        bx, by = ax, ay
-    return inside
-
-
-@kernel
-def polygon_distance(
-    x: float, y: float, left: Float64[np.ndarray, "point 2"], right: Float64[np.ndarray, "point 2"]
-) -> float:
-    """Return the distance of (x, y) from the area between ``left`` and ``right``: 0 inside."""
-    if is_within(x, y, left, right):
-        return 0.0
-    n = left.shape[0]
-    nearest = min(
-        segment_distance(x, y, left[0, 0], left[0, 1], right[0, 0], right[0, 1]),
-        segment_distance(x, y, left[n - 1, 0], left[n - 1, 1], right[n - 1, 0], right[n - 1, 1]),
-    )
-    for k in range(n - 1):
-        nearest = min(nearest, segment_distance(x, y, left[k, 0], left[k, 1], left[k + 1, 0], left[k + 1, 1]))
-        nearest = min(nearest, segment_distance(x, y, right[k, 0], right[k, 1], right[k + 1, 0], right[k + 1, 1]))
-    return nearest
-
-
-@kernel
-def box_distance(x: float, y: float, box: Float64[np.ndarray, " 4"]) -> float:
-    """Return the distance of (x, y) from ``box`` (least x, least y, greatest x, greatest y): 0 inside."""
-    dx = max(box[0] - x, 0.0, x - box[2])
-    dy = max(box[1] - y, 0.0, y - box[3])
-    return math.hypot(dx, dy)
-
-
-@kernel
 def nearest_lanes(
     x: float,
     y: float,
     radius: float,
     table: LaneTable,
-    scratch: tuple[Float64[np.ndarray, " slot"], Int64[np.ndarray, " slot"]],
+    scratch: tuple[Float64[np.ndarray, " slot"], Int64[np.ndarray, " slot"], Int32[np.ndarray, " lane"]],
 ) -> int:
     """Fill ``scratch`` with (distance, lane) of the lanes whose area is within ``radius``, nearest vertex of the centre first.
 
     A lane is passed over where even its box is farther than the last slot's.
     """
-    distances, indices = scratch
+    distances, indices, near = scratch
     count, size = 0, distances.shape[0]
-    for lane in range(table.boxes.shape[0]):
-        away = box_distance(x, y, table.boxes[lane])
-        if away > radius or (count == size and not away < distances[size - 1]):
+    for k in range(lanes_within(x, y, radius, table.grid, near)):
+        lane = near[k]
+        if count == size and box_distance(x, y, table.grid.boxes[lane]) > distances[size - 1]:
             continue
         start, stop = table.offsets[lane], table.offsets[lane + 1]
         least = np.inf
-        for k in range(start, stop):
-            dx, dy = table.center[k, 0] - x, table.center[k, 1] - y
+        for vertex in range(start, stop):
+            dx, dy = table.center[vertex, 0] - x, table.center[vertex, 1] - y
             least = min(least, dx * dx + dy * dy)
         least = math.sqrt(least)
-        if count == size and not least < distances[size - 1]:
+        if count == size and least > distances[size - 1]:
             continue
         # Vertices lie apart, and the area may come nearer than any of them.
         if least > radius and polygon_distance(x, y, table.left[start:stop], table.right[start:stop]) > radius:
@@ -225,7 +174,8 @@ def lane_rows(
     """
     poses, usable = ego
     near, on_route = out
-    scratch = (np.empty(near[3].shape[1], np.float64), np.empty(near[3].shape[1], np.int64))
+    slots = near[3].shape[1]
+    scratch = (np.empty(slots, np.float64), np.empty(slots, np.int64), np.empty(table.block.size, np.int32))
     is_near = np.full(table.block_offsets.shape[0], -1, np.int64)
     is_on_route = np.full(table.block_offsets.shape[0], -1, np.int64)
     for i in range(anchors.size):

@@ -3,11 +3,12 @@
 import math
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float64, Int32, Int64
 
 from tasks.kernels.decorator import kernel
+from tasks.kernels.lanes import box_distance, is_within, lanes_within, polygon_distance, segment_distance
 from tasks.kernels.planner import insert_nearest, wrapped
-from tasks.kernels.planner_lanes import LaneTable, box_distance, is_within, polygon_distance, segment_distance
+from tasks.kernels.planner_lanes import LaneTable
 
 
 @kernel
@@ -46,15 +47,14 @@ def match_candidates(
 
     ``reach`` is the greatest (distance, height difference). The cost is ``(distance / 1.5 m)^2 + (heading error / 0.4 rad)^2``.
     """
-    found = np.empty(3, np.float64)
+    found, near = np.empty(3, np.float64), np.empty(table.block.size, np.int32)
     for step in range(poses.shape[0]):
         for slot in range(out_cost.shape[1]):
             out_cost[step, slot] = np.inf
             out_lane[step, slot] = -1
         count = 0
-        for lane in range(table.boxes.shape[0]):
-            if box_distance(poses[step, 0], poses[step, 1], table.boxes[lane]) > reach[0]:
-                continue
+        for k in range(lanes_within(poses[step, 0], poses[step, 1], reach[0], table.grid, near)):
+            lane = near[k]
             lane_match(poses[step], table.center[table.offsets[lane] : table.offsets[lane + 1]], found)
             if found[0] <= reach[0] and found[2] <= reach[1]:
                 cost = (found[0] / 1.5) ** 2 + (found[1] / 0.4) ** 2
@@ -138,27 +138,37 @@ def add_distinct(block: int, count: int, out: Int64[np.ndarray, " slot"]) -> int
 
 @kernel
 def blocks_near(
-    pose: Float64[np.ndarray, " 4"], limits: tuple[float, float], table: LaneTable, out: Int64[np.ndarray, " slot"]
+    pose: Float64[np.ndarray, " 4"],
+    limits: tuple[float, float],
+    table: LaneTable,
+    near: Int32[np.ndarray, " lane"],
+    out: Int64[np.ndarray, " slot"],
 ) -> int:
     """Fill the blocks with a lane whose area is within ``limits[0]``, or else the nearest one; return how many.
 
-    A lane more than ``limits[1]`` above or below is none.
+    A lane more than ``limits[1]`` above or below is none. ``near`` is scratch.
     """
     found = np.empty(3, np.float64)
-    count, nearest, nearest_block = 0, np.inf, -1
-    for passing in range(2):  # the second time through only where the first found nothing, since it looks far
-        for lane in range(table.boxes.shape[0] if count == 0 else 0):
-            if box_distance(pose[0], pose[1], table.boxes[lane]) > (limits[0] if passing == 0 else nearest):
-                continue
+    count, nearest, nearest_block, radius = 0, np.inf, -1, limits[0]
+    while True:  # farther and farther where nothing is found
+        num_near = lanes_within(pose[0], pose[1], radius, table.grid, near)
+        near[:num_near].sort()
+        for lane in near[:num_near]:
             start, stop = table.offsets[lane], table.offsets[lane + 1]
+            reach = min(radius, max(nearest, limits[0]))
+            if box_distance(pose[0], pose[1], table.grid.boxes[lane]) > reach:
+                continue
             lane_match(pose, table.center[start:stop], found)
-            if found[2] > limits[1] or found[0] - table.half_width[lane] > (limits[0] if passing == 0 else nearest):
+            if found[2] > limits[1] or found[0] - table.half_width[lane] > reach:
                 continue
             away = polygon_distance(pose[0], pose[1], table.left[start:stop], table.right[start:stop])
             if away < nearest:
                 nearest, nearest_block = away, table.block[lane]
             if away <= limits[0]:
                 count = add_distinct(table.block[lane], count, out)
+        if nearest <= radius or num_near == table.block.size:
+            break
+        radius = 4.0 * radius
     return add_distinct(nearest_block, count, out) if count == 0 and nearest_block >= 0 else count
 
 
@@ -175,9 +185,9 @@ def start_candidates(
     The errors of a block are its least distance from a centre among its lanes that pass (heading error below ``limits[2]``,
     distance below ``limits[3]``), inf if none does, and the least of all.
     """
-    found = np.empty(3, np.float64)
+    found, near = np.empty(3, np.float64), np.empty(table.block.size, np.int32)
     for i in range(poses.shape[0]):
-        count = blocks_near(poses[i], (limits[0], limits[1]), table, out_block[i])
+        count = blocks_near(poses[i], (limits[0], limits[1]), table, near, out_block[i])
         for slot in range(out_block.shape[1]):
             out_error[i, slot, 0] = np.inf
             out_error[i, slot, 1] = np.inf
@@ -196,8 +206,9 @@ def start_candidates(
 @kernel
 def shared_area(table: LaneTable, a: int, b: int, cell: float) -> float:
     """Return the area that two lanes share, by counting the centres of cells that lie in both."""
-    left, right = max(table.boxes[a, 0], table.boxes[b, 0]), min(table.boxes[a, 2], table.boxes[b, 2])
-    low, high = max(table.boxes[a, 1], table.boxes[b, 1]), min(table.boxes[a, 3], table.boxes[b, 3])
+    boxes = table.grid.boxes
+    left, right = max(boxes[a, 0], boxes[b, 0]), min(boxes[a, 2], boxes[b, 2])
+    low, high = max(boxes[a, 1], boxes[b, 1]), min(boxes[a, 3], boxes[b, 3])
     rows_a, rows_b = slice(table.offsets[a], table.offsets[a + 1]), slice(table.offsets[b], table.offsets[b + 1])
     count = 0
     for row in range(math.ceil(max(high - low, 0.0) / cell)):

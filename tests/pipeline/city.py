@@ -6,7 +6,6 @@ beside them, cones stand about, lights change: as many digits differ from step t
 """
 
 import itertools
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -36,9 +35,7 @@ class City:
     def __init__(self, num_nodes: int, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
         grid = list(itertools.product(range(num_nodes), range(num_nodes)))
-        self.nodes = {
-            node: _turned(TURN_RAD) @ (SPACING_M * np.array(node) + rng.uniform(-9, 9, 2)) for node in grid
-        }
+        self.nodes = {node: _turned(TURN_RAD) @ (SPACING_M * np.array(node) + rng.uniform(-9, 9, 2)) for node in grid}
         self.roads: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {}
         for i, j in grid:
             for other in ((i + 1, j), (i, j + 1)):
@@ -108,7 +105,9 @@ class City:
         t = np.linspace(0, 1, 400)[:, None]
         curve = b * t + c * t**2 + d * t**3
         length = float(np.hypot(*np.diff(curve, axis=0).T).sum())
-        terms = " ".join(f'{x}{axis}="{float(v[n])!r}"' for n, axis in enumerate("UV") for x, v in zip("abcd", (0 * b, b, c, d)))
+        terms = " ".join(
+            f'{x}{axis}="{float(v[n])!r}"' for n, axis in enumerate("UV") for x, v in zip("abcd", (0 * b, b, c, d))
+        )
         shape = f'<paramPoly3 pRange="normalized" {terms}/>'
         leave = -k if arm[1] == "end" else k
         enter = -k if other[1] == "start" else k
@@ -170,13 +169,19 @@ def _log(city: City, num_steps: int, seed: int, name: str) -> bytes:
     parts = [log_writer.header(f"Carla/Maps/{name}")]
     for step in range(num_steps):
         packets = [
-            log_writer.rows(6, "I6f", [(a[0], *poses[k, step, :2], 0, 0, 0, poses[k, step, 2]) for k, a in enumerate(actors)]),
+            log_writer.rows(
+                6, "I6f", [(a[0], *poses[k, step, :2], 0, 0, 0, poses[k, step, 2]) for k, a in enumerate(actors)]
+            ),
             log_writer.rows(12, "I6f", [(a[0], *velocity[k, step], 0, 0, 0, 0) for k, a in enumerate(actors)]),
         ]
         if step % 20 == 0:
             states = [(number, False, 0.0, (k + step // 60) % 3) for k, (number, _) in enumerate(lights)]
             packets.append(log_writer.rows(7, "I?fB", states))
-        parts.append(log_writer.frame(100 + step, STEP_S, step * STEP_S, *(_first(actors, lights) if step == 0 else []), *packets))
+        parts.append(
+            log_writer.frame(
+                100 + step, STEP_S, step * STEP_S, *(_first(actors, lights) if step == 0 else []), *packets
+            )
+        )
     return b"".join(parts)
 
 
@@ -190,8 +195,11 @@ def _hero(city: City, num_steps: int, rng: np.random.Generator) -> np.ndarray:
 
 def _first(actors: list[tuple], lights: list[tuple]) -> list[bytes]:
     """Return the packets of the first frame: who there is, and how large."""
+
     def number_of_wheels(blueprint: str) -> dict[str, str]:
-        return {"number_of_wheels": "2" if blueprint.endswith("bike") else "4"} if blueprint.startswith("vehicle") else {}
+        return (
+            {"number_of_wheels": "2" if blueprint.endswith("bike") else "4"} if blueprint.startswith("vehicle") else {}
+        )
 
     kinds = {"vehicle": 1, "walker": 2, "static": 0}
     rows = [

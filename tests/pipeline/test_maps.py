@@ -10,7 +10,10 @@ import pytest
 from pipeline import maps
 from pipeline.maps import find_map, load_map
 from schemas.errors import Reason, SourceError
-from tasks.lanes import index_lanes, match_poses
+from schemas.planner import PlannerParams
+from tasks.kernels.planner_paths import lane_match
+from tasks.planner_lanes import prepare_lanes
+from tasks.planner_routes import match_path
 from tests.conftest import shared_data
 from tests.tasks.xodr_builder import lane, road, section, town
 
@@ -170,13 +173,15 @@ def test_the_recorded_hero_drives_on_the_lanes_of_its_town():
     name, carla_poses = hero_poses(shared_data("carla_recorder", "DistanceBetweenVehicles.log").read_bytes())
     graph = load_map(shared_data("carla_xodr"), name)
     x, y, yaw_deg = carla_poses.T
-    poses = np.column_stack([x, -y, -np.radians(yaw_deg)])
-    found = match_poses(index_lanes(graph, keep=graph.is_type("driving")), poses)
+    lanes, flat, cuts = prepare_lanes(graph, PlannerParams()), np.zeros(len(x)), np.zeros(len(x), bool)
+    poses = np.column_stack([x, -y, -np.radians(yaw_deg), flat])
+    matched = match_path(poses, cuts, lanes)
     assert len(poses) > 100
-    assert (found.lane >= 0).all()
-    assert np.mean(found.distance_m < 2.0) > 0.95
-    assert np.mean(np.abs(np.degrees(found.heading_error_rad)) < 15) > 0.95
-    mirrored = match_poses(
-        index_lanes(graph, keep=graph.is_type("driving")), np.column_stack([x, y, np.radians(yaw_deg)])
-    )
-    assert (mirrored.lane < 0).all()
+    assert (matched >= 0).all()
+    found = np.empty((len(poses), 3))
+    for step, lane_index in enumerate(matched):
+        lane_match(poses[step], graph.center_m[graph.points_of(lanes.graph_lane[lane_index])], found[step])
+    assert np.mean(found[:, 0] < 2.0) > 0.95
+    assert np.mean(np.degrees(found[:, 1]) < 15) > 0.95
+    mirrored = match_path(np.column_stack([x, y, np.radians(yaw_deg), flat]), cuts, lanes)
+    assert (mirrored < 0).all()

@@ -1,6 +1,7 @@
 """A real CARLA recording through the whole walk to Diffusion Planner's tensors."""
 
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -170,6 +171,17 @@ def test_shards_do_not_change_what_an_episode_is(dataset, tmp_path):
         np.testing.assert_array_equal(pairs[0][name][:], pairs[1][name][:])
     run(tmp_path / "again", shard_steps=256)
     assert tree(tmp_path / "again") == tree(tmp_path / "whole")
+
+
+def test_damage_of_a_small_tensor_is_found_and_named_with_its_steps(dataset, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(dataset, copy)
+    path = copy / "static_objects" / "c.1.0.0"
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    report = verify(copy)
+    assert [(p.array, p.start, p.stop) for p in report.problems] == [("static_objects", 64, 128)]
 
 
 def test_a_planner_recipe_needs_a_map_and_a_format_with_tracks(tmp_path, dataset):

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.store.atomic import AtomicFile, crc32c, write_atomic, xxh3_hex
-from pipeline.store.metadata import array_document
 from pipeline.store.codecs import decode_chunk, encode_chunk
+from pipeline.store.metadata import array_document
 from pipeline.store.shards import ABSENT, ShardReader, ShardWriter, shard_path
 from schemas.dataset import ArraySpec, ShardRow
 from schemas.errors import ChecksumError, DatasetError, SchemaError
@@ -326,7 +326,13 @@ def test_a_file_cut_short_after_it_was_opened_is_found(tmp_path: Path) -> None:
 
 
 def test_sound_bytes_that_do_not_decode_are_refused(tmp_path: Path) -> None:
-    for codec, payload in (("raw", b"123"), ("zstd", b"no zstd frame"), ("blosc:lz4", b"no frame"), ("blosc:zstd", bytes(40)), ("jpeg:90", b"\xff\xd8no jpeg")):
+    for codec, payload in (
+        ("raw", b"123"),
+        ("zstd", b"no zstd frame"),
+        ("blosc:lz4", b"no frame"),
+        ("blosc:zstd", bytes(40)),
+        ("jpeg:90", b"\xff\xd8no jpeg"),
+    ):
         spec = frames(codec)
         with ShardWriter(tmp_path, spec, 0, tmp_path / "tmp") as writer:
             writer.put_stored(payload)

@@ -1,7 +1,6 @@
-"""Lines at equal steps, lanes near a point, the lane of a pose, ways through the graph: against the obvious loops."""
+"""Lines at equal steps, and lanes near a point: against the obvious loops."""
 
 import math
-from collections import deque
 from itertools import pairwise
 
 import numpy as np
@@ -10,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import SchemaError
-from tasks.lanes import index_lanes, lanes_near, match_poses, reach, resample_line, resample_lines
+from schemas.planner import PlannerParams
+from tasks.kernels.planner_lanes import nearest_lanes
+from tasks.lanes import index_lanes, resample_line, resample_lines
 from tasks.opendrive import read_opendrive
+from tasks.planner_lanes import prepare_lanes
 from tests.conftest import shared_data
 from tests.tasks.xodr_builder import lane, piece, road, section, town
 
@@ -77,7 +79,8 @@ def scattered():
         x, y, heading = rng.uniform(-400, 400), rng.uniform(-200, 200), rng.uniform(-4, 4)
         plan = piece(shape, x=float(x), y=float(y), heading=float(heading), length=length)
         roads.append(road(index, section(lane(1), lane(-1)), length=length, plan=plan))
-    return read_opendrive(town(*roads), spacing_m=2.0)
+    graph = read_opendrive(town(*roads), spacing_m=2.0)
+    return graph, prepare_lanes(graph, PlannerParams())
 
 
 def polygon_distance(polygon, x, y):
@@ -95,126 +98,69 @@ def polygon_of(graph, index):
     return np.concatenate([graph.left_m[rows, :2], graph.right_m[rows, :2][::-1]])
 
 
+def lanes_near(lanes, position, radius_m, limit=400, cell_m=50.0):
+    """Return the lanes within a distance of a point, nearest first, and how near their vertices are."""
+    table = lanes.table._replace(grid=index_lanes(lanes.table.grid.boxes, cell_m=cell_m))
+    distances, found, near = np.empty(limit), np.empty(limit, np.int64), np.empty(lanes.num_lanes, np.int32)
+    count = nearest_lanes(*map(float, position), float(radius_m), table, (distances, found, near))
+    return lanes.graph_lane[found[:count]], distances[:count]
+
+
 @given(x=st.floats(-700, 700), y=st.floats(-500, 500), radius=st.floats(0.5, 150.0), cell_m=st.floats(5.0, 500.0))
 def test_lanes_near_a_point_are_those_whose_polygon_is_nearest_vertex_first(scattered, x, y, radius, cell_m):
-    lanes, distance_m = lanes_near(index_lanes(scattered, cell_m=cell_m), np.array([x, y]), radius_m=radius)
-    away = np.array([polygon_distance(polygon_of(scattered, i), x, y) for i in range(scattered.num_lanes)])
+    graph, prepared = scattered
+    lanes, distance_m = lanes_near(prepared, (x, y), radius, cell_m=cell_m)
+    away = np.array([polygon_distance(polygon_of(graph, i), x, y) for i in range(graph.num_lanes)])
     clear = np.abs(away - radius) > 1e-9
     assert set(np.flatnonzero((away <= radius) & clear)) == {i for i in lanes.tolist() if clear[i]}
-    vertices = [np.hypot(*(scattered.center_m[scattered.points_of(i), :2] - (x, y)).T).min() for i in lanes]
+    vertices = [np.hypot(*(graph.center_m[graph.points_of(i), :2] - (x, y)).T).min() for i in lanes]
     np.testing.assert_allclose(distance_m, vertices, atol=1e-12)
     assert (np.diff(distance_m) >= 0).all()
+    some, _ = lanes_near(prepared, (x, y), radius, limit=3, cell_m=cell_m)
+    np.testing.assert_array_equal(some, lanes[:3])
+
+
+def test_of_lanes_equally_near_the_first_is_taken_wherever_they_are_found():
+    """Two bundles of three lanes each, left and right of a point: their order is that of the map, not of the grid."""
+    at = [piece(x=x, y=1.5) for x in (5.0, -15.0, 5.0, -15.0, 5.0, -15.0)]
+    lanes = prepare_lanes(
+        read_opendrive(town(*(road(k, section(lane(-1)), plan=plan) for k, plan in enumerate(at)))), PlannerParams()
+    )
+    for cell_m in (2.0, 50.0):
+        assert lanes_near(lanes, (0.0, 0.0), 30.0, limit=4, cell_m=cell_m)[0].tolist() == [0, 1, 2, 3]
 
 
 def test_a_point_inside_of_a_wide_lane_is_near_it_whatever_the_radius():
     graph = read_opendrive(town(road(1, section(lane(-1, width=100.0)))))
-    lanes, distance_m = lanes_near(index_lanes(graph), np.array([5.0, -30.0]), radius_m=0.1)
+    lanes, distance_m = lanes_near(prepare_lanes(graph, PlannerParams()), (5.0, -30.0), 0.1)
     assert (lanes.tolist(), distance_m.tolist()) == ([0], [20.0])
-
-
-def test_only_lanes_that_are_kept_are_found(scattered):
-    keep = np.arange(scattered.num_lanes) % 3 == 0
-    lanes, _ = lanes_near(index_lanes(scattered, keep=keep), np.array([0.0, 0.0]), radius_m=1e4)
-    assert sorted(lanes.tolist()) == np.flatnonzero(keep).tolist()
-    assert len(lanes_near(index_lanes(scattered, keep=keep & False), np.zeros(2))[0]) == 0
 
 
 def test_few_very_long_lanes_do_not_fill_millions_of_cells():
     plan = piece(length=1e6, heading=0.7)
     graph = read_opendrive(town(road(1, section(lane(-1)), length=1e6, plan=plan)), spacing_m=1000.0)
-    grid = index_lanes(graph, cell_m=1.0)
+    lanes = prepare_lanes(graph, PlannerParams())
+    grid = index_lanes(lanes.table.grid.boxes, cell_m=1.0)
     assert grid.num_columns * grid.num_rows <= 64_000
-    assert lanes_near(grid, np.array([1e5 * math.cos(0.7), 1e5 * math.sin(0.7)]), radius_m=5.0)[0].tolist() == [0]
-
-
-# -- the lane of a pose ------------------------------------------------------------------------------------------------
-
-
-@given(
-    s=st.floats(-4.0, 14.0),
-    t=st.floats(-8.0, 8.0),
-    error=st.floats(-3.1, 3.1),
-    turn=st.floats(-7, 7),
-    reverse=st.booleans(),
-)
-def test_a_pose_is_matched_to_the_nearest_lane_that_runs_its_way(s, t, error, turn, reverse):
-    """On a straight road of two lanes that run against each other, everything about the place is known."""
-    plan = piece(x=100.0, y=-50.0, heading=turn, length=10.0)
-    grid = index_lanes(read_opendrive(town(road(1, section(lane(1), lane(-1)), plan=plan))))
-    sign = -1.0 if reverse else 1.0
-    x = 100.0 + s * math.cos(turn) - t * math.sin(turn)
-    y = -50.0 + s * math.sin(turn) + t * math.cos(turn)
-    found = match_poses(grid, np.array([[x, y, turn + error + (math.pi if reverse else 0.0)]]))
-    is_near = math.hypot(max(-s, 0.0, s - 10.0), t + sign * 1.5)
-    if abs(is_near - 3.0) < 1e-6 or abs(abs(error) - math.pi / 4) < 1e-6 or abs(error) > math.pi - math.pi / 4 - 1e-6:
-        return  # at the limits, or nearer to the other lane's direction
-    if is_near > 3.0 or abs(error) > math.pi / 4:
-        assert found.lane[0] == -1 and math.isnan(found.distance_m[0])
-        return
-    assert found.lane[0] == (0 if reverse else 1)
-    assert found.distance_m[0] == pytest.approx(is_near, abs=1e-9)
-    assert found.left_m[0] == pytest.approx(sign * t + 1.5, abs=1e-9)
-    assert found.along_m[0] == pytest.approx(min(max(10.0 - s if reverse else s, 0.0), 10.0), abs=1e-9)
-    assert found.heading_error_rad[0] == pytest.approx(error, abs=1e-9)
-
-
-def test_of_lanes_equally_near_the_first_is_taken():
-    graph = read_opendrive(town(road(1, section(lane(-1))), road(2, section(lane(-1)))))
-    assert match_poses(index_lanes(graph), np.array([[5.0, -1.5, 0.0], [5.0, 40.0, 0.0]])).lane.tolist() == [0, -1]
-
-
-# -- ways through the graph --------------------------------------------------------------------------------------------
-
-
-@given(
-    num=st.integers(1, 12), edges=st.sets(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=40),
-    starts=st.lists(st.integers(0, 11), max_size=3), depth=st.integers(0, 6),
-)  # fmt: skip
-def test_breadth_first_reaches_what_the_obvious_queue_does(num, edges, starts, depth):
-    edges = sorted((a % num, b % num) for a, b in edges)
-    starts = [start % num for start in starts]
-    targets = np.array([b for _, b in edges], dtype=np.int32)
-    offsets = np.searchsorted([a for a, _ in edges], np.arange(num + 1)).astype(np.int64)
-    found = reach(offsets, targets, np.array(starts, dtype=np.int64), depth=depth)
-    expected, queue = dict.fromkeys(starts, 0), deque(dict.fromkeys(starts))
-    while queue:
-        node = queue.popleft()
-        for a, b in edges:
-            if a == node and b not in expected and expected[node] < depth:
-                expected[b] = expected[node] + 1
-                queue.append(b)
-    assert found.depth.tolist() == [expected.get(node, -1) for node in range(num)]
-    assert found.order.tolist() == list(expected)
-    for node in range(num):
-        path = found.path_to(node)
-        assert len(path) == expected.get(node, -1) + 1
-        assert all(pair in edges for pair in pairwise(path))
-        assert not path or (path[0] in starts and path[-1] == node)
-
-
-def test_a_start_that_does_not_exist_is_refused():
-    with pytest.raises(SchemaError, match=r"expected lanes in \[0, 2\), found 2 to 2"):
-        reach(np.array([0, 0, 0]), np.empty(0, dtype=np.int32), np.array([2]), depth=1)
+    place = (1e5 * math.cos(0.7), 1e5 * math.sin(0.7))
+    assert lanes_near(lanes, place, 5.0, cell_m=1.0)[0].tolist() == [0]
 
 
 # -- a real town -------------------------------------------------------------------------------------------------------
 
 
+def reached(offsets, targets, start):
+    """Return the nodes that edges lead to from ``start``."""
+    found, front = {start}, [start]
+    while front:
+        front = [b for a in front for b in targets[offsets[a] : offsets[a + 1]].tolist() if b not in found]
+        found.update(front)
+    return found
+
+
 def test_from_every_lane_of_a_real_town_one_comes_back_to_where_one_was():
     graph = read_opendrive(shared_data("carla_xodr", "Town01.xodr.gz").read_bytes())
-    (driving,) = np.nonzero(graph.is_type("driving"))
-    ahead = reach(graph.successor_offsets, graph.successors, driving[:1], depth=200)
-    behind = reach(graph.predecessor_offsets, graph.predecessors, driving[:1], depth=200)
-    assert set(ahead.order.tolist()) == set(behind.order.tolist()) == set(driving.tolist())
-
-
-def test_a_pose_on_any_lane_of_a_real_town_is_matched_to_it():
-    graph = read_opendrive(shared_data("carla_xodr", "Town03.xodr.gz").read_bytes())
-    keep = graph.is_type("driving")
-    lanes = np.flatnonzero(keep & (np.diff(graph.offsets) > 4) & ~graph.is_junction)  # connectors lie over each other
-    middle = (graph.offsets[lanes] + graph.offsets[lanes + 1]) // 2
-    step = graph.center_m[middle + 1] - graph.center_m[middle - 1]
-    poses = np.column_stack([graph.center_m[middle, :2], np.arctan2(step[:, 1], step[:, 0])])
-    found = match_poses(index_lanes(graph, keep=keep), poses)
-    assert np.mean(found.lane == lanes) > 0.99  # but for roads over each other
-    assert found.distance_m.max() < 1e-9
+    driving = np.flatnonzero(graph.is_type("driving")).tolist()
+    ahead = reached(graph.successor_offsets, graph.successors, driving[0])
+    behind = reached(graph.predecessor_offsets, graph.predecessors, driving[0])
+    assert ahead == behind == set(driving)
