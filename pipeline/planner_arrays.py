@@ -99,7 +99,7 @@ def planner_specs(
     shard_steps
         Steps of a shard of the large tensors, and of the one chunk of a shard of the small ones.
     codec
-        Of the large tensors: ``zstd``, ``lz4`` or ``raw``; see :mod:`pipeline.store.codecs`.
+        Of the large tensors: ``zstd``, ``lz4`` or ``raw``; see :mod:`pipeline.store.chunk_codecs`.
     normalized
         Whether observations are stored normalised: they then have no units.
     """

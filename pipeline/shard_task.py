@@ -18,7 +18,7 @@ from pipeline.motion import TRAVEL
 from pipeline.plan import fault_from_json
 from pipeline.shard_rows import Rows, RowsWanted, Segment, merge_faults, read_rows
 from pipeline.store.atomic import write_atomic, xxh3_hex
-from pipeline.store.codecs import decode_chunk, encode_chunk
+from pipeline.store.chunk_codecs import decode_chunk, encode_chunk
 from pipeline.store.shards import ShardReader, ShardWriter
 from pipeline.views import Bindings
 from pipeline.workspace import Workspace

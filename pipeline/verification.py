@@ -16,7 +16,7 @@ import xxhash
 
 from pipeline.markup import card
 from pipeline.store.atomic import read_regular, xxh3_hex
-from pipeline.store.codecs import decode_chunk
+from pipeline.store.chunk_codecs import decode_chunk
 from pipeline.store.copies import TABLE_FILE, kept_generations
 from pipeline.store.metadata import ROOT_DOCUMENT, TABLES, DatasetInfo, array_document, read_info, root_copies
 from pipeline.store.scan import REPAIR, Problem, Shard, scan_index, scan_shard, shards_of

@@ -15,7 +15,7 @@ from jaxtyping import Int64
 from pipeline.loaders.handles import FileHandles, read_into
 from pipeline.loaders.manifest import CRC_NBYTES, ChunkTable, Manifest
 from pipeline.store.atomic import crc32c
-from pipeline.store.codecs import decode_chunk
+from pipeline.store.chunk_codecs import decode_chunk
 from pipeline.store.metadata import DatasetInfo, read_info
 from pipeline.store.shards import ShardReader, shard_path
 from schemas.dataset import ArraySpec

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.store.atomic import read_regular, xxh3_hex
-from pipeline.store.codecs import codec_name, zarr_codecs
+from pipeline.store.chunk_codecs import codec_name, zarr_codecs
 from schemas.dataset import FORMAT_VERSION, ArraySpec
 from schemas.errors import ChecksumError, DatasetError, SchemaError
 

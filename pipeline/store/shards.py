@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 
 from pipeline.store.atomic import AtomicFile, Bytes, crc32c, open_regular
-from pipeline.store.codecs import decode_chunk, encode_chunk
+from pipeline.store.chunk_codecs import decode_chunk, encode_chunk
 from schemas.dataset import ArraySpec, ShardRow
 from schemas.errors import ChecksumError, DatasetError, SchemaError
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.store.atomic import AtomicFile, crc32c, write_atomic, xxh3_hex
-from pipeline.store.codecs import decode_chunk, encode_chunk
+from pipeline.store.chunk_codecs import decode_chunk, encode_chunk
 from pipeline.store.metadata import array_document
 from pipeline.store.shards import ABSENT, ShardReader, ShardWriter, shard_path
 from schemas.dataset import ArraySpec, ShardRow
