@@ -35,16 +35,19 @@ def frame_specs(recipe: Recipe, bindings: Bindings, shard_steps: int) -> list[Ar
     return specs
 
 
-def sample_specs(recipe: Recipe, shard_steps: int) -> list[ArraySpec]:
+def sample_specs(recipe: Recipe, bindings: Bindings, shard_steps: int) -> list[ArraySpec]:
     """Return the specifications of the planner's arrays; none where the recipe has no planner."""
     if recipe.planner is None:
         return []
-    from pipeline.planner_arrays import planner_specs
+    from pipeline.planner_arrays import packed_specs, planner_specs
     from pipeline.planner_rows import planner_params
+    from tasks.planner_normalize import stored_normalization
 
+    if bindings.tensors:
+        return packed_specs(bindings.tensors, shard_steps, codec=recipe.planner.codec)
     params = planner_params(recipe.planner, recipe.rate_hz or 10.0)
-    normalized = recipe.planner.normalize == "published"
-    return planner_specs(params, shard_steps, codec=recipe.planner.codec, normalized=normalized)
+    scaled = tuple(stored_normalization(recipe.planner.normalize))
+    return planner_specs(params, shard_steps, codec=recipe.planner.codec, scaled=scaled)
 
 
 def row_specs(

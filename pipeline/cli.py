@@ -307,7 +307,7 @@ def preview(
 def stats(
     out: Dataset,
     format: Annotated[
-        str, typer.Option("--format", help="openpi, lerobot, lerobot-episodes or diffusion-policy.")
+        str, typer.Option("--format", help="openpi, lerobot, lerobot-episodes, diffusion-policy or diffusion-planner.")
     ] = "openpi",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write; standard output unless given.")
@@ -317,11 +317,15 @@ def stats(
     ] = None,
     delta: Annotated[str, typer.Option(help="Delta dimensions as openpi spells them, such as 6,-1,6,-1.")] = "",
     tail: Annotated[str, typer.Option(help="repeat the last action, or drop chunks that are not whole.")] = "repeat",
+    published: Annotated[
+        bool, typer.Option("--published", help="Diffusion Planner's published constants, not computed ones.")
+    ] = False,
 ) -> None:
     """Compute statistics of what training sees, exactly and without touching a pixel."""
     from pipeline.stats_export import parse_delta, stats_file
 
-    data = stats_file(out, format, horizon=horizon, delta_mask=parse_delta(delta), tail=tail)
+    mask = parse_delta(delta)
+    data = stats_file(out, format, horizon=horizon, delta_mask=mask, tail=tail, published=published)
     if output is None:
         sys.stdout.write(data.decode())
     else:
@@ -351,19 +355,17 @@ def bench(
 def export(
     out: Dataset,
     target: Annotated[Path, typer.Argument(help="A new folder.")],
-    to: Annotated[str, typer.Option("--to", help="lerobot: LeRobot 2.1, which openpi reads.")] = "lerobot",
+    to: Annotated[
+        str, typer.Option("--to", help="lerobot (2.1, which openpi reads) or planner-npz (of planner samples).")
+    ] = "lerobot",
     images: Annotated[str, typer.Option(help="png (lossless), jpeg or video.")] = "png",
     view: Annotated[list[str] | None, typer.Option("--view", help="A view to export; all unless given.")] = None,
     json: Json = False,
 ) -> None:
     """Write a dataset in another format, so that nobody is locked in."""
-    from dataclasses import asdict
+    from pipeline.export import export_dataset
 
-    from pipeline.export_lerobot import export_lerobot
-
-    if to != "lerobot":
-        raise UsageError(f"expected --to lerobot, found {to!r}; correct --to")
-    report = asdict(export_lerobot(out, target, images=images, views=tuple(view or ())))
+    report = export_dataset(out, target, to, images=images, views=tuple(view or ()))
     if json:
         _print_json(report)
     else:

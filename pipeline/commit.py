@@ -245,7 +245,7 @@ def _write_norm_stats(finished: Finished, steps: StepRows, episodes: pa.Table) -
 def _write_documents(finished: Finished, row_arrays: Sequence[ArraySpec], contents: Mapping[str, Any]) -> None:
     """Write the root's metadata, which is the commit, and then each array's own; ``contents`` are attributes of the root."""
     plan, tmp = finished.plan, finished.workspace.tmp
-    samples = sample_specs(plan.recipe, plan.shard_steps)
+    samples = sample_specs(plan.recipe, plan.bindings, plan.shard_steps)
     steps = [*frame_specs(plan.recipe, plan.bindings, plan.shard_steps), *samples, *row_arrays]
     arrays = {spec.name: (spec, plan.num_steps) for spec in steps}
     arrays |= {spec.name: (spec, contents["num_episodes"]) for spec in episode_specs()}

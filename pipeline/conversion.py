@@ -294,7 +294,7 @@ class _Conversion:
             if not any(index.episodes for index in indexes):
                 return self._empty_plan(faults)
             bindings = bind(self.recipe, indexes)
-            shard_steps = self.asked.shard_steps or default_shard_steps(self.recipe)
+            shard_steps = self.asked.shard_steps or default_shard_steps(self.recipe, bindings)
         else:
             refuse_other_recipe(self.previous, self.recipe, self.asked.shard_steps)
             bindings = bindings_from_json(self.previous.attributes["bindings"])
@@ -325,7 +325,7 @@ class _Conversion:
             sources=tuple(self.readers),
             episodes=tuple(placed),
             faults=tuple(faults + more),
-            maps=self._maps(accepted),
+            maps=self._maps(accepted, bindings),
         )
 
     def _place(
@@ -343,9 +343,9 @@ class _Conversion:
                 faults.append((source, Fault(reason=error.reason, message=error.message, episode=ref.key)))
         return placed, faults
 
-    def _maps(self, accepted: list[tuple[str, EpisodeRef, str]]) -> tuple[tuple[str, str], ...]:
+    def _maps(self, accepted: list[tuple[str, EpisodeRef, str]], bindings: Bindings) -> tuple[tuple[str, str], ...]:
         """Digest the maps of the episodes' towns; another map than the one of earlier generations is refused."""
-        if self.recipe.planner is None:
+        if self.recipe.planner is None or bindings.tensors:
             return ()
         from pipeline.planner_rows import map_digest, require_tracks
 
@@ -449,7 +449,7 @@ class _Conversion:
         )
 
     def _planner_notes(self, plan: Plan) -> tuple[str, ...]:
-        if self.recipe.planner is None:
+        if self.recipe.planner is None or plan.bindings.tensors:
             return ()
         from pipeline.planner_rows import planner_notes
 

@@ -46,7 +46,7 @@ class Tasks:
         self.root, self.plan, self.readers = root, plan, readers
         self.stops = np.array([episode.stop for episode in plan.episodes])
         self.specs = tuple(frame_specs(plan.recipe, plan.bindings, plan.shard_steps))
-        self.sample_specs = tuple(sample_specs(plan.recipe, plan.shard_steps))
+        self.sample_specs = tuple(sample_specs(plan.recipe, plan.bindings, plan.shard_steps))
         self.map_path = map_path
         self.committed = manifest_rows(read_table(previous, "manifest")) if previous is not None else {}
 

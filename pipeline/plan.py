@@ -89,13 +89,13 @@ class Plan:
         return range(self.first_step // self.shard_steps, -(-self.num_steps // self.shard_steps))
 
 
-def default_shard_steps(recipe: Recipe) -> int:
+def default_shard_steps(recipe: Recipe, bindings: Bindings) -> int:
     """Return the power of two of steps, 16 to 4096, whose largest frame shard is nearest below :data:`SHARD_NBYTES`.
 
     A task holds a shard's planner tensors at once, all of them: their sum counts there.
     """
-    largest = max((spec.row_nbytes for spec in frame_specs(recipe, Bindings({}, {}, {}), 1)), default=16384)
-    largest = max(largest, sum(spec.row_nbytes for spec in sample_specs(recipe, 1)))
+    largest = max((spec.row_nbytes for spec in frame_specs(recipe, bindings, 1)), default=16384)
+    largest = max(largest, sum(spec.row_nbytes for spec in sample_specs(recipe, bindings, 1)))
     return int(2 ** np.clip(np.floor(np.log2(SHARD_NBYTES / largest)), 4, 12))
 
 
@@ -181,7 +181,7 @@ def estimate(plan: Plan, workers: int, root: Path) -> Estimate:
     per_step = sum(spec.row_nbytes for spec in rows)
     ratio = {"raw": 1.0, "zstd": 0.8}.get(plan.recipe.frames.codec, 0.25)
     frame_nbytes = int(sum(served[spec.name] * (spec.row_nbytes * ratio + 20) for spec in frames))
-    samples = sum(spec.row_nbytes for spec in sample_specs(plan.recipe, plan.shard_steps))
+    samples = sum(spec.row_nbytes for spec in sample_specs(plan.recipe, plan.bindings, plan.shard_steps))
     largest = max((view.height_px * view.width_px * 3 for e in plan.episodes for view in e.ref.views), default=0)
     chunk = max((spec.row_nbytes for spec in frames), default=0)
     task_nbytes = 2 * (largest or 3840 * 2160 * 3) + 4 * chunk + (2 * per_step + 3 * samples) * plan.shard_steps
@@ -251,10 +251,12 @@ def plan_from_json(data: Mapping[str, Any]) -> Plan:
 
 def bindings_to_json(bindings: Bindings) -> dict[str, Any]:
     """Return bindings as JSON values."""
+    tensors = {"tensors": [asdict(tensor) for tensor in bindings.tensors]} if bindings.tensors else {}
     return {
         "views": {name: list(views) for name, views in bindings.views.items()},
         "signals": {name: list(columns) for name, columns in bindings.signals.items()},
         "sizes": dict(bindings.sizes),
+        **tensors,
     }
 
 
@@ -264,6 +266,7 @@ def bindings_from_json(data: Mapping[str, Any]) -> Bindings:
         {name: tuple(views) for name, views in data["views"].items()},
         {name: tuple(columns) for name, columns in data["signals"].items()},
         dict(data["sizes"]),
+        tuple(map(_signal_from_json, data.get("tensors", ()))),
     )
 
 
@@ -280,8 +283,9 @@ def _ref_to_json(ref: EpisodeRef) -> dict[str, Any]:
 
 def _ref_from_json(data: Mapping[str, Any]) -> EpisodeRef:
     views = tuple(ViewInfo(**view) for view in data["views"])
-    signals = tuple(
-        SignalInfo(**{**signal, "shape": tuple(signal["shape"]), "names": tuple(signal["names"])})
-        for signal in data["signals"]
-    )
+    signals = tuple(map(_signal_from_json, data["signals"]))
     return EpisodeRef(**{**data, "views": views, "signals": signals, "instructions": tuple(data["instructions"])})
+
+
+def _signal_from_json(data: Mapping[str, Any]) -> SignalInfo:
+    return SignalInfo(**{**data, "shape": tuple(data["shape"]), "names": tuple(data["names"])})

@@ -1,9 +1,17 @@
 """The arrays of a planner dataset: Diffusion Planner's names with ``step`` in front, masks and extras beside them."""
 
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from schemas.dataset import ArraySpec
 from schemas.planner import FEATURES, PlannerParams
+from schemas.source import TEXT, SignalInfo
+
+MAX_SMALL_NBYTES = 4096
+"""Rows of other names than the contract's are large above this."""
 
 LARGE = (
     "neighbor_agents_past",
@@ -88,7 +96,7 @@ def planner_shapes(params: PlannerParams) -> dict[str, tuple[tuple[str, ...], tu
 
 
 def planner_specs(
-    params: PlannerParams, shard_steps: int, *, codec: str = "zstd", normalized: bool = False
+    params: PlannerParams, shard_steps: int, *, codec: str = "zstd", scaled: Collection[str] = ()
 ) -> list[ArraySpec]:
     """Return the specifications of every array of a planner dataset.
 
@@ -100,16 +108,44 @@ def planner_specs(
         Steps of a shard of the large tensors, and of the one chunk of a shard of the small ones.
     codec
         Of the large tensors: ``zstd``, ``lz4`` or ``raw``; see :mod:`pipeline.store.chunk_codecs`.
-    normalized
-        Whether observations are stored normalised: they then have no units.
+    scaled
+        Names of those that are stored normalised: they have no units.
     """
-    return [_spec(name, params, (shard_steps, codec, normalized)) for name in planner_shapes(params)]
+    return [
+        _spec(name, dims, (row_shape, dtype), (shard_steps, codec, name in LARGE), is_scaled=name in scaled)
+        for name, (dims, row_shape, dtype) in planner_shapes(params).items()
+    ]
 
 
-def _spec(name: str, params: PlannerParams, storage: tuple[int, str, bool]) -> ArraySpec:
-    shard_steps, codec, normalized = storage
-    dims, row_shape, dtype = planner_shapes(params)[name]
-    is_large = name in LARGE
+def packed_specs(tensors: Sequence[SignalInfo], shard_steps: int, *, codec: str = "zstd") -> list[ArraySpec]:
+    """Return the specifications of samples as a source holds them, with the contract's names of dimensions where they fit."""
+    usual = planner_shapes(PlannerParams())
+    sizes: dict[str, int] = {}
+    specs = []
+    for tensor in tensors:
+        dims = usual[tensor.name][0] if tensor.name in usual else ()
+        pairs = list(zip(dims, tensor.shape, strict=False))
+        if len(dims) != len(tensor.shape) or any(sizes.setdefault(side, size) != size for side, size in pairs):
+            dims = tuple(f"{tensor.name}_{k}" for k in range(len(tensor.shape)))
+        is_large = tensor.name in LARGE or tensor.size * np.dtype(tensor.dtype).itemsize > MAX_SMALL_NBYTES
+        spec = _spec(tensor.name, dims, (tensor.shape, tensor.dtype), (shard_steps, codec, is_large))
+        attributes = (("long_name", tensor.name), ("encoding", TEXT)) if tensor.units == TEXT else spec.attributes
+        if spec.codec != "raw" and spec.dtype == "float16":
+            spec = replace(spec, codec="zstd")  # Numba, which puts features together, has no float16 on CPUs (0.68)
+        specs.append(replace(spec, attributes=attributes))
+    return specs
+
+
+def _spec(
+    name: str,
+    dims: tuple[str, ...],
+    rows: tuple[tuple[int, ...], str],
+    storage: tuple[int, str, bool],
+    *,
+    is_scaled: bool = False,
+) -> ArraySpec:
+    row_shape, dtype = rows
+    shard_steps, codec, is_large = storage
     return ArraySpec(
         name=name,
         dims=("step", *dims),
@@ -119,15 +155,14 @@ def _spec(name: str, params: PlannerParams, storage: tuple[int, str, bool]) -> A
         shard_steps=shard_steps,
         codec="raw" if codec == "raw" or not is_large else f"blosc:{codec}",
         valid_array="is_anchor" if is_large else "",
-        attributes=tuple(_attributes(name, dims, normalized).items()),
+        attributes=tuple(_attributes(name, dims, row_shape, is_scaled=is_scaled).items()),
     )
 
 
-def _attributes(name: str, dims: tuple[str, ...], normalized: bool) -> dict[str, Any]:
-    attributes: dict[str, Any] = {"long_name": _LONG_NAMES[name]}
-    is_scaled = normalized and "future" not in name
-    if dims and dims[-1].endswith("_feature"):
-        features = FEATURES[_features_of(name)]
+def _attributes(name: str, dims: tuple[str, ...], row_shape: tuple[int, ...], *, is_scaled: bool) -> dict[str, Any]:
+    attributes: dict[str, Any] = {"long_name": _LONG_NAMES.get(name, name)}
+    features = FEATURES.get(_features_of(name), ())
+    if dims and dims[-1].endswith("_feature") and row_shape[-1] == len(features):
         attributes["features"] = list(features)
         attributes["feature_units"] = ["1" if is_scaled else _FEATURE_UNITS.get(feature, "1") for feature in features]
         attributes["frame"] = "ego's rear axle at the step: x forward, y left"

@@ -16,7 +16,7 @@ from pipeline.store.atomic import xxh3_hex
 from schemas.errors import Reason, SourceError, UsageError
 from schemas.planner import PlannerParams
 from schemas.recipe import PlannerRecipe
-from schemas.source import EpisodeRef
+from schemas.source import EpisodeRef, Fault, SampleBlock, SignalInfo
 from schemas.tracks import Tracks
 from schemas.vehicles import Axles, vehicle_axles
 
@@ -29,7 +29,10 @@ class Samples:
     """bool ``[step]``."""
     block: dict[str, np.ndarray]
     """``name -> [sample, ...]``, a row for each True of ``is_anchor``."""
-    tracks: Tracks
+    faults: tuple[Fault, ...] = ()
+    """Of the steps asked for."""
+    is_read: np.ndarray | None = None
+    """bool ``[step]``: False where a sample that the source holds could not be read; None where samples are computed."""
 
 
 def planner_params(recipe: PlannerRecipe, rate_hz: float, ego_model: str = "") -> PlannerParams:
@@ -92,7 +95,7 @@ def planner_samples(
         The tracks cannot be read, or there is no map of the town.
     """
     from tasks.planner import planner_block, planner_scene
-    from tasks.planner_normalize import normalize_observation
+    from tasks.planner_normalize import normalize_observation, stored_normalization
     from tasks.planner_tracks import planner_anchors
 
     tracks = _read_tracks(_Held(reader, ref))
@@ -111,9 +114,24 @@ def planner_samples(
     is_anchor = np.zeros(len(steps), np.bool_)
     is_anchor[mine + first - steps.start] = True
     block = planner_block(tracks, graph, mine, params)
-    if recipe.normalize == "published":
-        block = normalize_observation(block)
-    return Samples(is_anchor=is_anchor, block={name: block[name] for name in planner_shapes(params)}, tracks=tracks)
+    scalings = stored_normalization(recipe.normalize)
+    if scalings:
+        block = normalize_observation(block, scalings)
+    faults = tracks.faults if steps.start == 0 else ()
+    return Samples(is_anchor=is_anchor, block={name: block[name] for name in planner_shapes(params)}, faults=faults)
+
+
+def packed_samples(reader: Reader, ref: EpisodeRef, steps: range, tensors: Sequence[SignalInfo]) -> Samples:
+    """Read the samples that the source holds at ``steps``, unchanged."""
+    read: Any = getattr(reader, "read_samples", None)
+    if read is None:
+        raise UsageError(
+            f"expected samples as the dataset has them, found recordings of format {reader.name!r}; convert them into another dataset"
+        )
+    block: SampleBlock = read(ref, np.arange(steps.start, steps.stop), tensors)
+    found = block.is_read
+    rows = block.values if found.all() else {name: values[found] for name, values in block.values.items()}
+    return Samples(is_anchor=found, block=dict(rows), faults=block.faults, is_read=found)
 
 
 def _first_step(tracks: Tracks, rate_hz: float) -> int:

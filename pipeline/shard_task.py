@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -27,6 +27,9 @@ from schemas.errors import Reason, SourceError, locate
 from schemas.recipe import Recipe
 from schemas.source import Fault, ViewInfo
 from tasks.quality import runs
+
+if TYPE_CHECKING:
+    from pipeline.planner_rows import Samples
 
 ANCHOR = "is_anchor"
 """Row array that says which steps are samples."""
@@ -153,22 +156,12 @@ def _write_frames(job: ShardJob, spec: ArraySpec, parts: list[Rows], digests: "_
 
 def _samples(job: ShardJob, part: Rows) -> dict[str, np.ndarray]:
     """Compute the planner's tensors of a segment's samples; where that cannot be done, no step is one, and a fault says why."""
-    from pipeline.planner_rows import planner_samples
-
-    episode, segment = part.segment.episode, part.segment
-    planner = job.recipe.planner
-    if planner is None or job.refused:
+    episode = part.segment.episode
+    if job.refused:
         return {}
     with locate(source=episode.source, episode=episode.ref.key):
         try:
-            found = planner_samples(
-                segment.reader,
-                episode.ref,
-                range(segment.start, segment.stop),
-                recipe=planner,
-                rate_hz=episode.rate_hz,
-                map_path=job.map_path,
-            )
+            found = _read_samples(job, part.segment)
         except SourceError as error:
             steps = part.columns["source_step"]
             fault = Fault(
@@ -183,8 +176,26 @@ def _samples(job: ShardJob, part: Rows) -> dict[str, np.ndarray]:
             part.faults.append(fault)
             return {}
     part.columns[ANCHOR][:] = found.is_anchor
-    part.faults += [fault for fault in found.tracks.faults if fault not in part.faults and segment.start == 0]
+    part.faults += [fault for fault in found.faults if fault not in part.faults]
+    if found.is_read is not None:
+        part.columns["valid"] &= found.is_read
     return found.block
+
+
+def _read_samples(job: ShardJob, segment: Segment) -> "Samples":
+    from pipeline.planner_rows import packed_samples, planner_samples
+
+    ref, steps = segment.episode.ref, range(segment.start, segment.stop)
+    if job.bindings.tensors or job.recipe.planner is None:
+        return packed_samples(segment.reader, ref, steps, job.bindings.tensors)
+    return planner_samples(
+        segment.reader,
+        ref,
+        steps,
+        recipe=job.recipe.planner,
+        rate_hz=segment.episode.rate_hz,
+        map_path=job.map_path,
+    )
 
 
 def _write_samples(

@@ -13,7 +13,7 @@ from pipeline.store.rows import RowReader
 from schemas.errors import DatasetError, UsageError, locate
 from tasks import stats
 
-FORMATS = ("openpi", "lerobot", "lerobot-episodes", "diffusion-policy")
+FORMATS = ("openpi", "lerobot", "lerobot-episodes", "diffusion-policy", "diffusion-planner")
 
 LEROBOT_FEATURES = {STATE: "observation.state", ACTIONS: "action"}
 LEROBOT_PERCENTILES = (1, 10, 50, 90, 99)
@@ -140,14 +140,18 @@ def stats_file(
     horizon: int | None = None,
     delta_mask: Sequence[bool] | None = None,
     tail: str = "repeat",
+    published: bool = False,
     threads: int = 1,
 ) -> bytes:
     """Return the statistics file of a dataset in one of :data:`FORMATS`, as bytes to be written.
 
-    Horizon, tail and mask are openpi's; the other formats count every valid step once and refuse them.
+    Horizon, tail and mask are openpi's; the other formats count every valid step once and refuse them. ``published`` asks for Diffusion
+    Planner's own constants in the place of computed ones.
     """
     if format not in FORMATS:
         raise UsageError(f"expected a format of {', '.join(FORMATS)}, found {format!r}; correct --format")
+    if published and format != "diffusion-planner":
+        raise UsageError(f"expected --published with diffusion-planner alone, found it with {format}; leave it out")
     if format == "openpi":
         content = dataset_norm_stats(path, horizon=horizon, delta_mask=delta_mask, tail=tail, threads=threads)
         return _json(content, indent=2) + b"\n"
@@ -155,6 +159,10 @@ def stats_file(
         raise UsageError(
             f"expected --horizon, --delta and --tail with openpi alone, found them with {format}; leave them out"
         )
+    if format == "diffusion-planner":
+        from pipeline.planner_stats import planner_normalization
+
+        return _json(planner_normalization(path, published=published), indent=2) + b"\n"
     rows = DatasetRows(path)
     samples, arrays = rows.samples(), rows.signals()
     if format == "lerobot":

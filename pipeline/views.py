@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from schemas.errors import PlanError, UsageError
 from schemas.recipe import Recipe
-from schemas.source import EpisodeRef, SourceIndex
+from schemas.source import EpisodeRef, SignalInfo, SourceIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,8 @@ class Bindings:
     """``signal -> columns``."""
     sizes: dict[str, int]
     """``signal -> number of features``."""
+    tensors: tuple[SignalInfo, ...] = ()
+    """Arrays of samples that the sources hold ready-made; empty where samples are computed, or there are none."""
 
     def view(self, ref: EpisodeRef, target: str) -> str:
         """Return the source view that serves ``target`` in this episode, or an empty string."""
@@ -36,7 +38,23 @@ def bind(recipe: Recipe, indexes: Sequence[SourceIndex]) -> Bindings:
     signals = {signal.name: signal.columns or _default_columns(signal.name, indexes) for signal in recipe.signals}
     signals = {name: columns for name, columns in signals.items() if columns}
     sizes = {name: _size(name, columns, episodes) for name, columns in signals.items()}
-    return Bindings(_bind_views(recipe, episodes), signals, sizes)
+    return Bindings(_bind_views(recipe, episodes), signals, sizes, _bind_tensors(recipe, indexes))
+
+
+def _bind_tensors(recipe: Recipe, indexes: Sequence[SourceIndex]) -> tuple[SignalInfo, ...]:
+    """Return the samples that all sources hold alike."""
+    answers = list(dict.fromkeys(index.tensors for index in indexes if index.episodes))
+    if not any(answers):
+        return ()
+    if len(answers) > 1:
+        raise PlanError(
+            "expected sources whose samples are alike, found others; convert each into a dataset of its own"
+        )
+    if recipe.planner is None or recipe.planner.normalize != "none" or recipe.rate_hz:
+        raise UsageError(
+            f"expected a recipe that keeps samples as they are, found {recipe.name!r}; use --recipe planner-npz"
+        )
+    return answers[0]
 
 
 def _bind_views(recipe: Recipe, episodes: Sequence[EpisodeRef]) -> dict[str, tuple[str, ...]]:

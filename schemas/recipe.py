@@ -16,6 +16,8 @@ DECODES = ("exact", "fast")
 MISSING = ("mask", "drop-episode", "stop")
 ALIGNMENTS = ("nearest", "previous", "linear")
 PLANNER_NORMALIZE = ("published", "none")
+GIVEN_NORMALIZATION = ".json"
+"""End of the name of a file of Diffusion Planner's that a recipe may name instead."""
 ON_BAD_FRAME = ("mask", "drop-episode", "stop")
 FRAME_DTYPES = ("uint8", "float16", "float32")
 
@@ -125,12 +127,14 @@ class PlannerRecipe:
     wheel_base_m: float = 0.0
     """For the steering angle; 0 takes the recorded model's, or where that is not known nuPlan's Pacifica's, the contract's."""
     normalize: str = "published"
-    """``published`` stores observations normalised by Diffusion Planner's constants, ``none`` in their units."""
+    """``published`` stores observations normalised by Diffusion Planner's constants, ``none`` in their units; or the name of a
+    ``normalization.json``, in the place of which a loaded recipe has its content."""
     codec: str = "zstd"
     """Of the large tensors: ``zstd``, ``lz4`` (a little larger, decoded twice as fast) or ``raw``."""
 
     def __post_init__(self) -> None:
-        one_of("normalize", self.normalize, PLANNER_NORMALIZE)
+        if not (self.normalize.endswith(GIVEN_NORMALIZATION) or self.normalize.startswith("{")):
+            one_of("normalize", self.normalize, (*PLANNER_NORMALIZE, "the name of a .json file"))
         one_of("planner codec", self.codec, ("zstd", "lz4", "raw"))
         counts = (self.anchor_stride, self.future_steps, self.num_agents, self.num_static, self.num_lanes)
         if min(*counts, self.num_route_lanes) < 1 or self.past_steps < 0:

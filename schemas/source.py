@@ -25,6 +25,10 @@ class ViewInfo:
     """False where the source declares the view and this episode does not have it."""
 
 
+TEXT = "utf-8"
+"""Units of a signal whose rows are texts: ``uint8[nbytes]``, zeros after the text."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalInfo:
     """A named numeric stream of an episode: one row a step."""
@@ -111,6 +115,17 @@ Frame = bytes | np.ndarray | Fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SampleBlock:
+    """Training samples as a source holds them, one a step."""
+
+    values: Mapping[str, np.ndarray]
+    """``name -> [step, *shape]``; zeros where a sample could not be read."""
+    is_read: np.ndarray
+    """bool ``[step]``."""
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SignalBlock:
     """Rows of several signals for the same recorded steps."""
 
@@ -133,5 +148,7 @@ class SourceIndex:
     """Signals that make ``state`` unless the recipe says otherwise, in order."""
     actions: tuple[str, ...] = ()
     """Signals that make ``actions`` unless the recipe says otherwise, in order."""
+    tensors: tuple[SignalInfo, ...] = ()
+    """Arrays of training samples that the recordings are, one sample a step, in their order; empty for recordings of anything else."""
     notes: tuple[str, ...] = ()
     """What a person should know and no program must act on."""

@@ -5,6 +5,7 @@ Diffusion Planner tells padding by rows that are all zero, so that a row that wa
 
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -63,14 +64,19 @@ def normalization_to_json(
     }
 
 
-def normalization_from_json(data: Mapping[str, Any]) -> tuple[dict[str, Scaling], dict[str, Scaling]]:
+def normalization_from_json(
+    data: Mapping[str, Any], sizes: Mapping[str, int] = MappingProxyType({})
+) -> tuple[dict[str, Scaling], dict[str, Scaling]]:
     """Return the scalings of observations and of targets that a ``normalization.json`` holds; unknown keys are refused.
 
     A mean of one number, or of fewer features than the published one, is refused too: the model would train on other units.
+    ``sizes`` are those of datasets that have other features.
     """
     published = {**TARGET_NORMALIZATION, **NORMALIZATION}
     found = {
-        name: _scaling(name, value, len(published[name].mean)) for name, value in data.items() if name in published
+        name: _scaling(name, value, sizes.get(name, len(published[name].mean)))
+        for name, value in data.items()
+        if name in published
     }
     unknown = sorted(set(data) - set(published))
     if unknown or not found:

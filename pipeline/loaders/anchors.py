@@ -84,6 +84,7 @@ def servable_steps(reader: DatasetReader, filter: str, masks: Sequence[str] = ("
     for name in masks:
         if name in reader.info.arrays:
             servable &= reader.rows(name)
+    reader.info.hide_replaced(servable, np.arange(reader.num_steps))  # which only ``valid`` says by itself
     if not filter:
         return servable
     return servable & np.repeat(Filter(filter).episodes(reader), reader.rows("row_size"))

@@ -83,7 +83,8 @@ class PlannerSamples(AnchoredSamples):
         self._given: Mapping[str, Scaling] = {} if options.physical else self._stored
         """What they are handed out by."""
         if options.normalization:
-            self._given = read_normalization(options.normalization)
+            sizes = {name: self.reader.spec(name).row_shape[-1] for name in TENSORS}
+            self._given = read_normalization(options.normalization, sizes)
         self._shapes = {name: self._shape(name, options) for name in TENSORS}
         held = [*TENSORS, *([_FUTURE_VALID] if _FUTURE_VALID in self.reader.info.arrays else [])]
         self._held = {name: self.reader.rows(name) for name in held if self.reader.spec(name).chunk_steps > 1}
@@ -170,10 +171,10 @@ def _known(scalings: Mapping[str, Scaling], rows: Mapping[str, np.ndarray]) -> d
     return {name: scaling for name, scaling in scalings.items() if name in rows}
 
 
-def read_normalization(path: str | Path) -> Mapping[str, Scaling]:
+def read_normalization(path: str | Path, sizes: Mapping[str, int]) -> Mapping[str, Scaling]:
     """Return the scalings of observations that a ``normalization.json`` holds; UsageError says what is wrong with it."""
     try:
-        return normalization_from_json(json.loads(Path(path).expanduser().read_text("utf-8")))[0]
+        return normalization_from_json(json.loads(Path(path).expanduser().read_text("utf-8")), sizes)[0]
     except (OSError, ValueError, SchemaError) as error:
         raise UsageError(f"expected a normalization.json, found {path}: {error}; correct it") from error
 

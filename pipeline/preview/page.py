@@ -140,9 +140,7 @@ def _observations(samples: PlannerSamples, chosen: np.ndarray) -> list[Markup]:
     if not len(chosen):
         return []
     before, after = (observed(samples, chosen.tolist(), physical=physical) for physical in (True, False))
-    stored = (
-        "as they are stored" if samples.info.recipe["planner"]["normalize"] == "published" else "stored as they are"
-    )
+    stored = "as they are stored" if samples.info.recipe["planner"]["normalize"] != "none" else "stored as they are"
     parts: list[object] = [
         tag(
             "p",

@@ -16,7 +16,7 @@ from schemas.planner import MASKS, TENSORS, PlannerParams
 from schemas.vehicles import vehicle_axles, vehicle_size
 from tasks.chart import evenly
 from tasks.from_above import EGO_SIZE_M, LEGEND, LIGHTS, Mark, marks_of, on_page, side_m
-from tasks.planner_normalize import denormalize_observation
+from tasks.planner_normalize import denormalize_observation, stored_normalization
 
 SIDE_PX = 520
 COLOURS = {
@@ -91,8 +91,9 @@ class PlannerSamples:
         """Return the tensors and masks of one sample, without a batch axis."""
         names = [name for name in (*TENSORS, *MASKS) if name in self.info.arrays]
         block = {name: self._reader.take(name, np.array([step])) for name in names}
-        if physical and self.info.recipe["planner"]["normalize"] == "published":
-            block = denormalize_observation(block)
+        scalings = stored_normalization(self.info.recipe["planner"]["normalize"])
+        if physical and scalings:
+            block = denormalize_observation(block, scalings)
         return {name: rows[0] for name, rows in block.items()}
 
     def marks(self, step: int) -> list[Mark]:

@@ -15,6 +15,7 @@ from pipeline.readers.folders import source_root
 from pipeline.readers.lbc import LbcReader
 from pipeline.readers.lerobot import LeRobotReader
 from pipeline.readers.npy import NpyReader
+from pipeline.readers.planner_npz import PlannerNpzReader
 from pipeline.readers.protocol import Reader
 from pipeline.readers.rlds import RldsReader
 from pipeline.readers.robomimic import RobomimicReader
@@ -34,11 +35,13 @@ READERS: dict[
         | DiffusionPolicyReader
         | NpyReader
         | CarlaDumpReader
+        | PlannerNpzReader
     ],
 ] = {
     reader.name: reader
     for reader in (
         LeRobotReader,
+        PlannerNpzReader,
         Bench2DriveReader,
         CarlaGarageReader,  # before LbcReader, which also knows a folder by rgb/ and measurements/
         LbcReader,

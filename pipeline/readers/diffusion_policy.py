@@ -67,13 +67,14 @@ class DiffusionPolicyReader:
                 continue
             for path in _stores(root, folder):
                 found.add(path, folder.path)
-        signals = next((episode.signals for episode in found.episodes), ())
+        columns = default_columns(next((episode.signals for episode in found.episodes), ()))
         return SourceIndex(
             format=self.name,
             name=root.name,
             episodes=tuple(found.episodes),
             faults=tuple(found.faults),
-            **default_columns(signals),
+            state=columns["state"],
+            actions=columns["actions"],
             notes=tuple(dict.fromkeys(found.notes)),
         )
 

@@ -20,6 +20,8 @@ from schemas.errors import Reason, SourceError
 
 MAX_HEADER_NBYTES = 2**16
 
+NUMBERS = {(kind, str(size)) for kind in "iuf" for size in (1, 2, 4, 8)} - {("f", "1")} | {("b", "1")}
+"""Kind and size of the dtypes that are read."""
 _DESCR = re.compile(r"""['"]descr['"]\s*:\s*['"]([<>|=]?)([a-zA-Z?])(\d*)['"]""")
 _ORDER = re.compile(r"""['"]fortran_order['"]\s*:\s*(True|False)""")
 _SHAPE = re.compile(r"""['"]shape['"]\s*:\s*\(((?:\s*\d{1,18}L?\s*,?)*)\s*\)""", re.ASCII)
@@ -84,27 +86,41 @@ def _parse(head: bytes, nbytes: int, path: str) -> NpyHeader:
         raise SourceError(
             f"expected an .npy file, found one that begins with {head[:6]!r}; check it", Reason.DECODE, file=path
         )
-    start = 10 if head[6] == 1 else 12
-    offset = start + int.from_bytes(head[8:start], "little")
-    text = head[start:offset].decode("latin-1")
+    text, offset = header_text(head)
     if offset > len(head):
         reason = Reason.TRUNCATED if offset > nbytes else Reason.UNSUPPORTED
         raise SourceError(
             f"expected a header of at most {MAX_HEADER_NBYTES} bytes, found {offset}; check it", reason, file=path
         )
-    descr, order, shape = _DESCR.search(text), _ORDER.search(text), _SHAPE.search(text)
-    if not (descr and order and shape) or descr[2] not in "biuf":
+    fields = header_fields(text)
+    if fields is None or fields[0][1] not in "biuf":
         message = f"expected an array of plain numbers, found {text.strip()[:80]!r}; save it as such (object arrays are pickles)"
         raise SourceError(message, Reason.UNSUPPORTED, file=path)
-    if (descr[2], descr[3]) not in {(kind, str(size)) for kind in "iuf" for size in (1, 2, 4, 8)} - {("f", "1")} | {
-        ("b", "1")
-    }:
+    (order, kind, size), is_fortran, sides = fields
+    if (kind, size) not in NUMBERS:
         raise SourceError(
-            f"expected numbers of 1 to 8 bytes, found {descr[0]}; save it as such", Reason.UNSUPPORTED, file=path
+            f"expected numbers of 1 to 8 bytes, found {order}{kind}{size}; save it as such",
+            Reason.UNSUPPORTED,
+            file=path,
         )
-    sides = tuple(int(side) for side in re.findall(r"\d+", shape[1]))
     if not sides:
         raise SourceError(
             "expected an array along steps, found a single number; move it to meta.json", Reason.UNSUPPORTED, file=path
         )
-    return NpyHeader(np.dtype(f"{descr[1]}{descr[2]}{descr[3]}"), sides, order[1] == "True", offset)
+    return NpyHeader(np.dtype(f"{order}{kind}{size}"), sides, is_fortran, offset)
+
+
+def header_text(head: bytes) -> tuple[str, int]:
+    """Return the text of a header and where the numbers begin; ``head`` is 12 bytes or more."""
+    start = 10 if head[6] == 1 else 12
+    offset = start + int.from_bytes(head[8:start], "little")
+    return head[start:offset].decode("latin-1"), offset
+
+
+def header_fields(text: str) -> tuple[tuple[str, str, str], bool, tuple[int, ...]] | None:
+    """Return byte order, kind and size of the dtype, whether columns come first, and the shape; None where the text does not say them."""
+    descr, order, shape = _DESCR.search(text), _ORDER.search(text), _SHAPE.search(text)
+    if not (descr and order and shape):
+        return None
+    sides = tuple(int(side) for side in re.findall(r"\d+", shape[1]))
+    return (descr[1], descr[2], descr[3]), order[1] == "True", sides

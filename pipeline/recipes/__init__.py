@@ -1,5 +1,6 @@
 """Recipes by name or file, and the flags that change them."""
 
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.selection import read_names
-from schemas.errors import RecipeError, UsageError
-from schemas.recipe import FrameRecipe, Recipe, ViewRecipe, recipe_from_mapping
+from schemas.errors import RecipeError, SchemaError, UsageError
+from schemas.recipe import GIVEN_NORMALIZATION, FrameRecipe, Recipe, ViewRecipe, recipe_from_mapping
 
-BUILT_IN = ("pi0", "three-view", "diffusion-planner")
+BUILT_IN = ("pi0", "three-view", "diffusion-planner", "planner-npz")
 
 
 def recipe_text(name: str) -> str:
@@ -26,7 +27,7 @@ def recipe_text(name: str) -> str:
 def load_recipe(name_or_file: str | Path | Recipe) -> Recipe:
     """Load a built-in recipe by name, or one from a TOML file; RecipeError says what is wrong with it."""
     if isinstance(name_or_file, Recipe):
-        return name_or_file
+        return _with_normalization(name_or_file, Path())
     name = str(name_or_file)
     if name in BUILT_IN:
         return recipe_from_mapping(tomllib.loads(recipe_text(name)), name)
@@ -40,7 +41,7 @@ def load_recipe(name_or_file: str | Path | Recipe) -> Recipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"expected TOML, found {error}; correct the file", recipe=path.name) from error
     try:
-        return _with_lists(recipe_from_mapping(data, path.stem), path.parent)
+        return _with_normalization(_with_lists(recipe_from_mapping(data, path.stem), path.parent), path.parent)
     except UsageError as error:
         error.where = {"recipe": path.name, **error.where}
         raise
@@ -53,6 +54,22 @@ def _with_lists(recipe: Recipe, folder: Path) -> Recipe:
         for patterns in (recipe.filter.include, recipe.filter.exclude)
     )
     return replace(recipe, filter=replace(recipe.filter, include=include, exclude=exclude))
+
+
+def _with_normalization(recipe: Recipe, folder: Path) -> Recipe:
+    """Return a recipe with the ``normalization.json`` that it names read, from its folder: a dataset keeps the numbers, not the file."""
+    if recipe.planner is None or not recipe.planner.normalize.endswith(GIVEN_NORMALIZATION):
+        return recipe
+    from tasks.planner_normalize import normalization_from_json
+
+    path = folder / Path(recipe.planner.normalize).expanduser()
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        normalization_from_json(data)
+    except (OSError, ValueError, SchemaError) as error:
+        raise RecipeError(f"expected a normalization.json in {path}, found: {error}; correct `normalize`") from error
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return replace(recipe, planner=replace(recipe.planner, normalize=text))
 
 
 def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipeline.planner_arrays import planner_specs
-from schemas.planner import EXTRAS, MASKS, TENSORS, PlannerParams
+from schemas.planner import EXTRAS, MASKS, NORMALIZATION, TENSORS, PlannerParams
 from tasks.planner import planner_block
 from tests.tasks.planner_scenes import drive, line, make_graph, make_tracks
 
@@ -32,6 +32,8 @@ def test_features_are_named_and_have_units():
     assert past["features"][6:8] == ["width", "length"]
     assert past["feature_units"] == ["m", "m", "1", "1", "m/s", "m/s", "m", "m", "1", "1", "1"]
     assert specs["lanes_speed_limit"]["units"] == "m/s"
-    normalized = {spec.name: dict(spec.attributes) for spec in planner_specs(PlannerParams(), 64, normalized=True)}
+    normalized = {
+        spec.name: dict(spec.attributes) for spec in planner_specs(PlannerParams(), 64, scaled=tuple(NORMALIZATION))
+    }
     assert set(normalized["lanes"]["feature_units"]) == {"1"}
     assert normalized["ego_agent_future"]["feature_units"] == ["m", "m", "rad"]

@@ -1,5 +1,6 @@
 """A real CARLA recording through the whole walk to Diffusion Planner's tensors."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -11,13 +12,15 @@ from PIL import Image
 
 from pipeline.cluster import ClusterOptions
 from pipeline.conversion import convert
+from pipeline.export_planner import export_planner
 from pipeline.loaders import PlannerDataset, PlannerLoader
 from pipeline.maps import load_map
 from pipeline.preview import write_preview
 from pipeline.readers import open_source
+from pipeline.recipes import recipe_text
 from pipeline.store.metadata import read_info
 from pipeline.verification import verify
-from schemas.errors import DatasetError, PlanError, UsageError
+from schemas.errors import DatasetError, PlanError, RecipeError, UsageError
 from schemas.planner import NORMALIZATION, TENSORS, PlannerParams
 from tasks.planner import planner_block
 from tests.conftest import shared_data
@@ -193,11 +196,36 @@ def test_a_planner_recipe_needs_a_map_and_a_format_with_tracks(tmp_path, dataset
         convert(tmp_path / "raw", tmp_path / "b", "diffusion-planner", map=town, cluster=THREADS)
     with pytest.raises(PlanError, match=r"planner\.anchor_stride 1 -> 2"):
         recipe = tmp_path / "stride.toml"
-        from pipeline.recipes import recipe_text
-
         recipe.write_text(recipe_text("diffusion-planner").replace("anchor_stride = 1", "anchor_stride = 2"))
         run(dataset, recipe)
     assert read_info(dataset).attributes["maps"]
+
+
+def test_observations_are_stored_by_a_given_normalization_and_exported_in_their_units(expected, tmp_path):
+    steps, block = expected
+    recipe, given = tmp_path / "mine.toml", {"lanes": {"mean": [3.0] * 12, "std": [7.0] * 12}}
+    text = recipe_text("diffusion-planner").replace('"published"  #', '"given.json"  #')
+    recipe.write_text(text.replace("anchor_stride = 1", "anchor_stride = 20"))
+    (tmp_path / "given.json").write_text(json.dumps(given))
+    run(tmp_path / "out", recipe)
+    (tmp_path / "given.json").write_text("changed later")
+    group = zarr.open_group(tmp_path / "out", mode="r")
+    anchors = np.flatnonzero(group["is_anchor"][:])
+    lanes = block["lanes"][anchors - steps[0]].astype(np.float64)
+    scaled = np.where((lanes == 0).all(axis=-1, keepdims=True), 0, (lanes - 3) / 7)
+    np.testing.assert_allclose(group["lanes"][:][anchors], scaled, atol=2e-5)
+    np.testing.assert_array_equal(group["route_lanes"][:][anchors], block["route_lanes"][anchors - steps[0]])
+    report = export_planner(tmp_path / "out", tmp_path / "cache")
+    assert report.num_samples == len(anchors)
+    for step, name in zip(anchors, json.loads((tmp_path / "cache" / "diffusion_planner_training.json").read_bytes())):
+        with np.load(tmp_path / "cache" / name) as sample:
+            assert str(sample["map_name"]) in name
+            for key in TENSORS:
+                physical = block[key][step - steps[0]]
+                assert (sample[key].dtype, sample[key].shape) == (physical.dtype, physical.shape)
+                np.testing.assert_allclose(sample[key], physical, atol=1e-4, err_msg=key)
+    with pytest.raises(RecipeError, match=r"expected a normalization\.json"):
+        run(tmp_path / "other", recipe)
 
 
 def test_a_dataset_without_the_tensors_is_refused(tmp_path):

@@ -55,6 +55,7 @@ def mutate(path: str, data: bytes, rng: Random) -> bytes:
             TypeError,
             OverflowError,
             struct.error,
+            zipfile.BadZipFile,
             pa.ArrowException,
         ):
             pass  # not a change that this file can take
@@ -304,7 +305,7 @@ MUTATIONS: dict[str, Callable[[bytes, Random], bytes]] = {
     r"\.npy$": mutate_npy,
     r"\.parquet$": mutate_parquet,
     r"\.(hdf5|h5)$": mutate_hdf5,
-    r"\.zip$": mutate_zip,
+    r"\.(zip|npz)$": mutate_zip,
     r"\.tfrecord": mutate_tfrecord,
     r"\.png$": mutate_png,
     r"\.jpe?g$": mutate_jpeg,

@@ -495,6 +495,7 @@ print(sum(int(frame.sum()) for frame in reader.read_frames(ref, "cam_high", np.a
 
 WITHOUT = {
     "carla-recorder": "records poses and no pixels",
+    "planner-npz": "holds training samples, no episodes and no pixels",
 }
 """Readers that no entry covers, and why."""
 

@@ -18,6 +18,7 @@ from pipeline.readers.others import index_source
 from pipeline.readers.records import parse_record
 from schemas.errors import Reason, SourceError, UsageError
 from schemas.source import Fault
+from tests.pipeline import planner_caches
 from tests.pipeline.readers import builders, carla_writers, hdf5_builders, replay_builder, rlds_builder
 
 WRITERS = {
@@ -32,6 +33,7 @@ WRITERS = {
     "carla-garage": carla_writers.write_garage,
     "carla-recorder": carla_writers.write_recorder,
     "carla-dump": carla_writers.write_dump,
+    "planner-npz": lambda root: planner_caches.write_cache(root, 3),
 }
 
 
