@@ -17,6 +17,7 @@ from pipeline.incremental import (
     Seen,
     discard_uncommitted,
     find_changes,
+    planned_generation,
     read_previous,
     recipe_differences,
     refuse_other_recipe,
@@ -209,18 +210,16 @@ class _Conversion:
             self.workspace.clean()
         if self.previous is not None:
             self._complete_documents()
+            if self.workspace.plan.exists() and planned_generation(self.workspace) <= self.previous.generation:
+                self.workspace.clean()  # it was committed: what the sources did since is no matter of that plan
         if self.workspace.plan.exists():
-            plan = self._resume()
-            if self.previous is not None and self.previous.generation >= plan.generation:
-                self.workspace.clean()
-            else:
-                report = self._make(plan, NOTHING, lock)
-                self.previous = read_info(self.root)
-                found = self._changes()
-                plan = self._plan(found)
-                if not plan.episodes:
-                    return report
-                self.watch.said(f"{len(plan.episodes)} new episodes since that plan: they form the next generation")
+            report = self._make(self._resume(), NOTHING, lock)
+            self.previous = read_info(self.root)
+            found = self._changes()
+            plan = self._plan(found)
+            if not plan.episodes:
+                return report
+            self.watch.said(f"{len(plan.episodes)} new episodes since that plan: they form the next generation")
         found = self._changes()
         plan = self._plan(found)
         if not plan.episodes:

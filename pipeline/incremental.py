@@ -34,7 +34,7 @@ def read_previous(root: Path, workspace: Workspace) -> DatasetInfo | None:
         return read_info(root)
     if not root.is_dir() or not any(root.iterdir()):
         return None
-    if workspace.plan.exists() and _planned_generation(workspace) == 1:
+    if workspace.plan.exists() and planned_generation(workspace) == 1:
         return None
     tables = root / "_tables"
     if tables.is_dir() and any(file.name.startswith("manifest-") for file in tables.iterdir()):
@@ -44,7 +44,8 @@ def read_previous(root: Path, workspace: Workspace) -> DatasetInfo | None:
     raise UsageError(f"expected a new folder or a dataset, found other files in {root}; choose another place")
 
 
-def _planned_generation(workspace: Workspace) -> int:
+def planned_generation(workspace: Workspace) -> int:
+    """Return the generation that the plan in the workspace makes; 0 where it does not say."""
     plan = read_json(workspace.plan, "the plan of an unfinished run")
     return int(plan["generation"]) if isinstance(plan, dict) and isinstance(plan.get("generation"), int) else 0
 

@@ -1,5 +1,6 @@
 """Whole files of a dataset put back: each checked by size and digest before it gets its name, nothing of others lost."""
 
+import itertools
 import os
 import stat
 from collections.abc import Iterator
@@ -75,14 +76,24 @@ class Folder:
 
     def move_away(self, path: str) -> None:
         """Move what is no part of the dataset beside it: whoever put it there may want it."""
-        target = self.workspace.folder / "unknown" / path
-        number = 1
-        while target.exists() or target.is_symlink():
-            target, number = target.with_name(f"{Path(path).name}.{number}"), number + 1
-        make_folder(target.parent)
+        if not os.path.lexists(self.root / path):
+            return  # the folder it was in has been moved away
+        target = self._free_place(path)
         os.rename(self.root / path, target)
         sync_folder((self.root / path).parent)
         self.moved.append(f"{path} -> {target}")
+
+    def _free_place(self, path: str) -> Path:
+        """Return where to move a file: below ``OUT.work/unknown``, or ``unknown.1``, ... where an earlier one is in the way."""
+        for number in itertools.count():
+            target = self.workspace.folder / (f"unknown.{number}" if number else "unknown") / path
+            try:
+                make_folder(target.parent)
+            except (FileExistsError, NotADirectoryError):
+                continue
+            if not os.path.lexists(target):
+                break
+        return target
 
     def _clear(self, path: str) -> None:
         for part in reversed([Path(path), *Path(path).parents][:-1]):

@@ -373,7 +373,8 @@ class _Unit:
             offset, length = shard.start - self.start, shard.stop - shard.start
             valid = self.rows[spec.valid_array][offset : offset + length] if spec.valid_array in self.rows else None
             sink = _DigestSink(spec, hashes[offset : offset + length])
-            problems += self.run._counted(shard, scan_shard(self.run.info, shard, valid, sink))
+            found = scan_shard(self.run.info, shard, valid, sink, is_digested=spec.codec == "raw")
+            problems += self.run._counted(shard, found)
         return problems
 
     def _shards(self, spec: ArraySpec) -> Iterator[Shard]:

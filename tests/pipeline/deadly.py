@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from schemas.source import EpisodeRef, Frame
 
 @dataclass(frozen=True, slots=True)
 class DeadlyReader(LbcReader):
-    """LBC routes; a route with a file ``deadly`` kills at the step written in it, one with ``once`` kills once."""
+    """LBC routes; a route with a file ``deadly`` kills at the step written in it, one with ``once`` kills once, one with ``hungry`` takes 2 GiB."""
 
     name: ClassVar[str] = "deadly"
 
@@ -26,4 +27,7 @@ class DeadlyReader(LbcReader):
         if (folder / "once").exists() and int((folder / "once").read_text()) in steps:
             (folder / "once").unlink()
             os.kill(os.getpid(), signal.SIGKILL)
+        if (folder / "hungry").exists() and int((folder / "hungry").read_text()) in steps:
+            held = [np.ones(2**25, np.uint8) for _ in range(64)]  # 2 GiB, touched
+            time.sleep(10 * len(held))
         yield from LbcReader.read_frames(self, ref, view, steps)

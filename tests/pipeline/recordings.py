@@ -67,6 +67,22 @@ def write_route(root: Path, route: int, num_steps: int, *, views: Sequence[str] 
     return folder
 
 
+def write_arrays(root: Path, route: int, num_steps: int) -> Path:
+    """Write ``root/route_<route>`` as a folder of arrays that holds what :func:`write_route` writes as pictures and text."""
+    folder = root / f"route_{route:02d}"
+    folder.mkdir(parents=True)
+    steps = np.arange(num_steps)
+    for number, view in enumerate(VIEWS):
+        np.save(folder / f"{view}.npy", np.stack([frame(route, step, number) for step in range(num_steps)]))
+    for name, values in (
+        ("speed", 1000.0 * route + steps),
+        ("steer", steps / 100),
+        ("throttle", np.full(num_steps, 0.25)),
+    ):
+        np.save(folder / f"{name}.npy", values)
+    return folder
+
+
 def write_recipe(folder: Path, text: str = RECIPE) -> Path:
     """Write the recipe and return its path."""
     path = folder / "tiny.toml"

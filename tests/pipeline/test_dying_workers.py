@@ -19,7 +19,7 @@ from tests.pipeline.deadly import DeadlyReader
 from tests.pipeline.recordings import tree, write_recipe, write_route
 
 
-def run(folder, out, monkeypatch, **options):
+def run(folder, out, monkeypatch, memory="auto", **options):
     monkeypatch.setitem(READERS, "deadly", DeadlyReader)
     return convert(
         folder / "raw",
@@ -27,7 +27,7 @@ def run(folder, out, monkeypatch, **options):
         write_recipe(folder),
         format="deadly",
         shard_steps=4,
-        cluster=ClusterOptions(workers=2),
+        cluster=ClusterOptions(workers=2, memory=memory),
         **options,
     )
 
@@ -53,6 +53,18 @@ def test_a_worker_that_dies_once_changes_no_byte(tmp_path, monkeypatch):
     assert run(tmp_path, "out", monkeypatch).exit_code == 0
     assert not (tmp_path / "raw" / "route_01" / "once").exists()
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+@pytest.mark.soak
+def test_a_worker_out_of_memory_is_blamed_for_its_shard_and_the_rest_is_whole(tmp_path, monkeypatch):
+    for route in range(2):
+        write_route(tmp_path / "raw", route, 8)
+    (tmp_path / "raw" / "route_01" / "hungry").write_text("5")
+    report = run(tmp_path, "out", monkeypatch, memory="600MiB")
+    assert (report.exit_code, report.quarantined) == (3, {"worker-died": 1})
+    valid = zarr.open_group(tmp_path / "out", mode="r")["valid"][:]
+    np.testing.assert_array_equal(np.flatnonzero(~valid), [12, 13, 14, 15])
+    assert verify(tmp_path / "out").ok
 
 
 def test_a_module_in_the_folder_one_stands_in_is_not_the_workers(tmp_path, monkeypatch):
