@@ -9,6 +9,7 @@ and the ratios are of CPU time: what one core does.
 
 npz a sample      the eleven arrays as Diffusion Planner writes them (np.savez, uncompressed), each read with np.load
 loader            batches of 32 with ``check="always"``: checksum, decoding, cut to ten predicted neighbours, gathered
+tracks            the same loader, of a dataset that keeps tracks and map (``store = "tracks"``) and computes what it serves
 computed          from tracks and map to normalised tensors, 64 steps of an episode at once, nothing read or written
 
 Sizes are of all files, tables and masks included. Asked is what issue 6 asks for.
@@ -29,7 +30,7 @@ from pipeline.cluster import ClusterOptions
 from pipeline.conversion import convert
 from pipeline.loaders import PlannerDataset, PlannerLoader
 from pipeline.maps import load_map
-from pipeline.planner_rows import planner_params
+from pipeline.planner_arrays import planner_params
 from pipeline.readers import open_source
 from pipeline.recipes import load_recipe
 from schemas.planner import TENSORS
@@ -54,6 +55,7 @@ class Fixture:
         self.map, self.logs = write_city(folder / "city", num_steps)
         for name in ("raw", "lz4", "zstd"):
             self.convert(name, codec=name)
+        self.convert("tracks", store="tracks")
         (folder / "npz").mkdir()
         data = PlannerDataset(folder / "raw", predicted_neighbor_num=32, physical=True)
         self.num_samples = len(data)
@@ -117,10 +119,11 @@ def main() -> None:
         fixture = Fixture(Path(folder), args.steps)
         runs = {"npz a sample": npz(fixture)}
         runs |= {f"loader, {name}": loader(fixture, name) for name in ("raw", "lz4", "zstd")}
+        runs |= {"loader, tracks": loader(fixture, "tracks")}
         runs["loader, raw, check first"] = loader(fixture, "raw", "first")
         runs["computed"] = computed(fixture)
         times = measure(runs, args.rounds)
-        sizes = {name: fixture.nbytes(name) / fixture.nbytes("npz") for name in ("raw", "lz4", "zstd", "npz")}
+        sizes = {name: fixture.nbytes(name) / fixture.nbytes("npz") for name in ("raw", "lz4", "zstd", "tracks", "npz")}
         print(
             f"{fixture.num_samples} samples of {fixture.nbytes('npz') / fixture.num_samples:,.0f} bytes as npz, {args.rounds} rounds, "
             f"{os.cpu_count()} CPUs ({platform.processor() or platform.machine()}), Python {platform.python_version()}, "

@@ -5,6 +5,7 @@ from typing import Any
 
 from pipeline.views import Bindings
 from schemas.dataset import ROW_CHUNK_STEPS, ROW_SHARD_STEPS, ArraySpec
+from schemas.errors import UsageError
 from schemas.recipe import Recipe
 from schemas.source import EpisodeRef, SignalInfo
 
@@ -39,10 +40,16 @@ def sample_specs(recipe: Recipe, bindings: Bindings, shard_steps: int) -> list[A
     """Return the specifications of the planner's arrays; none where the recipe has no planner."""
     if recipe.planner is None:
         return []
-    from pipeline.planner_arrays import packed_specs, planner_specs
-    from pipeline.planner_rows import planner_params
+    from pipeline.planner_arrays import packed_specs, planner_params, planner_specs
+    from pipeline.track_arrays import track_specs
     from tasks.planner_normalize import stored_normalization
 
+    if recipe.planner.store == "tracks":
+        if bindings.tensors:
+            raise UsageError(
+                "expected recordings with tracks for store = tracks, found finished samples; use store = samples"
+            )
+        return track_specs(recipe.planner, shard_steps)
     if bindings.tensors:
         return packed_specs(bindings.tensors, shard_steps, codec=recipe.planner.codec)
     params = planner_params(recipe.planner, recipe.rate_hz or 10.0)
@@ -76,6 +83,8 @@ def row_specs(
     ]
     if recipe.planner is not None:
         masks.append(_row("is_anchor", "bool", long_name="whether the step is a sample: its tensors are there"))
+        if recipe.planner.store == "tracks":
+            masks.append(_row("has_tracks", "bool", long_name="whether the step has rows of tracks"))
     return specs + masks
 
 

@@ -151,6 +151,9 @@ def convert(
     shard_steps: Annotated[int | None, typer.Option(help="Steps of a frame shard, a power of two.", min=1)] = None,
     on_bad_frame: Annotated[str | None, typer.Option(help="mask, drop-episode or stop.")] = None,
     map: Annotated[str, typer.Option("--map", help="OpenDRIVE map, or folder of maps, for planner tensors.")] = "",
+    planner_store: Annotated[
+        str | None, typer.Option(help="samples, or tracks: keep tracks and map, compute samples in the loader.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first refused piece of input.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Discard an unfinished run.")] = False,
     rehash: Annotated[
@@ -199,6 +202,7 @@ def convert(
             shard_steps=shard_steps,
             on_bad_frame=on_bad_frame,
             map=map,
+            planner_store=planner_store,
             strict=strict,
             restart=restart,
             rehash=rehash,

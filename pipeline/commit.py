@@ -12,13 +12,15 @@ import pyarrow.compute
 
 from pipeline.arrays import episode_specs, feature_names, feature_units, frame_specs, row_specs, sample_specs
 from pipeline.commit_rows import Finished, Parts, StepRows, write_rows
+from pipeline.maps import find_map
 from pipeline.plan import Plan, PlannedEpisode, bindings_to_json
-from pipeline.store.atomic import write_atomic
+from pipeline.store.atomic import write_atomic, xxh3_hex
 from pipeline.store.copies import write_copies
 from pipeline.store.metadata import ROOT_DOCUMENT, DatasetInfo, TableRef, array_document, read_info, root_document
 from pipeline.store.shards import ShardWriter
 from pipeline.store.tables import (
     EPISODES,
+    MAPS,
     QUARANTINE,
     TASKS,
     manifest_rows,
@@ -28,7 +30,7 @@ from pipeline.store.tables import (
     write_table,
 )
 from schemas.dataset import ArraySpec, ShardRow
-from schemas.errors import Reason
+from schemas.errors import PlanError, Reason
 from schemas.recipe import recipe_to_mapping
 from schemas.source import Fault
 
@@ -176,9 +178,29 @@ def _write_tables(
     tables["quarantine"] = _quarantine(finished, previous.quarantine)
     sources = [*previous.sources, *_source_rows(finished)]
     tables["manifest"] = manifest_table(_shard_rows(finished, previous, rows), sources)
+    planner = finished.plan.recipe.planner
+    if planner is not None and planner.store == "tracks":
+        tables["maps"] = _maps(finished)
     return {
         name: write_table(_table_path(finished, name), table, finished.workspace.tmp) for name, table in tables.items()
     }
+
+
+def _maps(finished: Finished) -> pa.Table:
+    """Return the maps of the plan: those of the generation before, and new ones from their files."""
+    known = (
+        {}
+        if finished.previous is None
+        else {row["town"]: row for row in read_table(finished.previous, "maps").to_pylist()}
+    )
+    rows = []
+    for town, xxh3 in finished.plan.maps:
+        if town not in known:
+            known[town] = {"town": town, "xxh3": xxh3, "document": find_map(finished.map_path, town).read_bytes()}
+        if xxh3_hex(known[town]["document"]) != xxh3:
+            raise PlanError(f"expected the map of {town!r} that the run began with, found another; give that one")
+        rows.append(known[town])
+    return pa.Table.from_pylist(rows, schema=MAPS)
 
 
 def _quarantine(finished: Finished, known: pa.Table) -> pa.Table:

@@ -50,6 +50,8 @@ class Finished:
     previous: DatasetInfo | None
     """The generation before, None for the first."""
     findings: Findings = NO_FINDINGS
+    map_path: str = ""
+    """Map, or folder of maps, that a tracks store keeps."""
 
     @property
     def workspace(self) -> Workspace:

@@ -74,6 +74,8 @@ class ConvertOptions:
     """Options of the reader, such as ``{"channel_order": "rgb"}``."""
     map: str = ""
     """OpenDRIVE map, or folder of maps, for recipes with planner tensors."""
+    planner_store: str | None = None
+    """``samples`` or ``tracks``, for recipes with planner tensors."""
     strict: bool = False
     """Stop at the first piece of input that would be quarantined."""
     restart: bool = False
@@ -106,6 +108,7 @@ class ConvertOptions:
             "decode": self.decode,
             "rate_hz": self.rate_hz,
             "codec": self.codec,
+            "planner_store": self.planner_store,
         }
         return override(recipe, {**changes, "on_bad_frame": policy})
 
@@ -387,7 +390,9 @@ class _Conversion:
             tasks = Tasks(self.root, plan, self.readers, self.previous, map_path=self.asked.map)
             run_tasks(tasks, results, sources, journal=journal, lock=lock, options=self.asked.cluster, watch=self.watch)
             self.watch.said("writing tables, committing")
-            finished = Finished(plan=plan, root=self.root, results=results, previous=self.previous)
+            finished = Finished(
+                plan=plan, root=self.root, results=results, previous=self.previous, map_path=self.asked.map
+            )
             findings = examine(finished)
             commit(replace(finished, findings=findings))
         except OSError as error:

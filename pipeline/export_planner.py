@@ -135,7 +135,7 @@ class _Source:
 
     def write(self, place: Path, steps: Int64[np.ndarray, " sample"]) -> None:
         """Write the files of some samples, and make them durable."""
-        stored = [name for name in self.arrays if name in self.blocks.info.arrays]
+        stored = self.arrays if self._is_packed else TENSORS
         block = self.blocks.read(stored, steps)
         folders = set()
         for row, (name, town, token) in enumerate(self._identities(steps)):

@@ -48,7 +48,7 @@ def load_map(path: str | Path, town: str = "") -> LaneGraph:
             data = file.read_bytes()
         except OSError as error:
             raise SourceError(f"expected a readable file, found {error.strerror}; check --map", Reason.IO) from error
-        return _parse_once(data)
+        return parse_map(data)
 
 
 def find_map(path: str | Path, town: str = "") -> Path:
@@ -87,7 +87,7 @@ def _stem(name: str) -> str:
     return re.sub(r"\.xodr(\.gz)?$", "", name).lower()
 
 
-def _parse_once(data: bytes) -> LaneGraph:
+def parse_map(data: bytes) -> LaneGraph:
     """Parse a map, or take it from those parsed already, by its content.
 
     One at a time: threads that ask for the same map must not parse it twice.

@@ -190,12 +190,17 @@ def estimate(plan: Plan, workers: int, root: Path) -> Estimate:
         num_steps=steps,
         num_shards=len(plan.shards),
         num_frames=sum(served.values()),
-        dataset_nbytes=frame_nbytes
-        + 3 * steps * per_step
-        + int(steps * samples * (0.4 if plan.recipe.planner and plan.recipe.planner.codec != "raw" else 1.0)),
+        dataset_nbytes=frame_nbytes + 3 * steps * per_step + int(steps * samples * _sample_ratio(plan.recipe)),
         memory_nbytes=max(1, workers) * (PROCESS_NBYTES + task_nbytes) + PROCESS_NBYTES,
         free_nbytes=shutil.disk_usage(_existing(root)).free,
     )
+
+
+def _sample_ratio(recipe: Recipe) -> float:
+    """Return what is left of planner arrays, at most, when they are compressed; a step of tracks has room for many that are not there."""
+    if recipe.planner is None or recipe.planner.codec == "raw":
+        return 1.0
+    return 0.4 if recipe.planner.store == "samples" else 0.2
 
 
 def refuse_if_too_large(cost: Estimate, codec: str) -> None:

@@ -8,7 +8,9 @@ import numpy as np
 
 from schemas.dataset import ArraySpec
 from schemas.planner import FEATURES, PlannerParams
+from schemas.recipe import PlannerRecipe
 from schemas.source import TEXT, SignalInfo
+from schemas.vehicles import Axles, vehicle_axles
 
 MAX_SMALL_NBYTES = 4096
 """Rows of other names than the contract's are large above this."""
@@ -54,6 +56,23 @@ _FEATURE_UNITS = {
     **dict.fromkeys(("vx", "vy"), "m/s"),
     **dict.fromkeys(("ax", "ay"), "m/s2"),
 }
+
+
+def planner_params(recipe: PlannerRecipe, rate_hz: float, ego_model: str = "") -> PlannerParams:
+    """Return the sizes and constants that a recipe asks for, with the axles of the ego's model where it leaves them open."""
+    usual = PlannerParams()
+    axles = vehicle_axles(ego_model) or Axles(rear_m=usual.rear_axle[0], wheel_base_m=usual.wheel_base_m)
+    return PlannerParams(
+        rate_hz=rate_hz,
+        past_steps=recipe.past_steps,
+        future_steps=recipe.future_steps,
+        num_agents=recipe.num_agents,
+        num_static=recipe.num_static,
+        num_lanes=recipe.num_lanes,
+        num_route_lanes=recipe.num_route_lanes,
+        rear_axle=(recipe.rear_axle_m or axles.rear_m, 0.0, usual.rear_axle[2]),
+        wheel_base_m=recipe.wheel_base_m or axles.wheel_base_m,
+    )
 
 
 def planner_shapes(params: PlannerParams) -> dict[str, tuple[tuple[str, ...], tuple[int, ...], str]]:

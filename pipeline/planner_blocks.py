@@ -8,6 +8,8 @@ from jaxtyping import Int64
 
 from pipeline.store.metadata import DatasetInfo, read_info
 from pipeline.store.rows import RowReader
+from pipeline.track_arrays import keeps_tracks
+from pipeline.track_scenes import TrackScenes
 from schemas.errors import DatasetError
 from schemas.planner import TENSORS, Scaling
 from tasks.planner_normalize import denormalize_observation, stored_normalization
@@ -28,7 +30,8 @@ class PlannerBlocks:
     def __init__(self, path: str | Path) -> None:
         self.info: DatasetInfo = read_info(path)
         missing = [name for name in (*TENSORS, "is_anchor") if name not in self.info.arrays]
-        if missing:
+        self._tracks = TrackScenes(self.info) if keeps_tracks(self.info) else None
+        if missing and self._tracks is None:
             raise DatasetError(
                 f"expected the planner's tensors, found none called {missing}; convert with --recipe diffusion-planner or planner-npz"
             )
@@ -41,14 +44,20 @@ class PlannerBlocks:
 
     def read(self, names: Sequence[str], steps: Int64[np.ndarray, " sample"]) -> dict[str, np.ndarray]:
         """Return arrays ``[sample, ...]`` of some steps, in their units."""
-        block = {name: self._rows.take(name, steps) for name in names}
+        block = self._block(names, steps)
         return denormalize_observation(block, {name: self._scalings[name] for name in names if name in self._scalings})
+
+    def _block(self, names: Sequence[str], steps: np.ndarray) -> dict[str, np.ndarray]:
+        if self._tracks is None:
+            return {name: self._rows.take(name, steps) for name in names}
+        block = self._tracks.block(steps)
+        return {name: block[name] for name in names}
 
     def whole(self) -> Int64[np.ndarray, " sample"]:
         """Return the samples of which the ego's whole future was recorded."""
-        if FUTURE_VALID not in self.info.arrays:
+        if FUTURE_VALID not in self.info.arrays and self._tracks is None:
             return self.anchors
-        kept = [self._rows.take(FUTURE_VALID, steps).all(axis=1) for steps in pieces(self.anchors)]
+        kept = [self._block((FUTURE_VALID,), steps)[FUTURE_VALID].all(axis=1) for steps in pieces(self.anchors)]
         return self.anchors[np.concatenate(kept)] if kept else self.anchors
 
 

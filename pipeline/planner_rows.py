@@ -10,15 +10,14 @@ import numpy as np
 
 from pipeline.maps import find_map, load_map
 from pipeline.plan import PlannedEpisode
-from pipeline.planner_arrays import planner_shapes
+from pipeline.planner_arrays import planner_params, planner_shapes
 from pipeline.readers.protocol import Reader
 from pipeline.store.atomic import xxh3_hex
 from schemas.errors import Reason, SourceError, UsageError
-from schemas.planner import PlannerParams
 from schemas.recipe import PlannerRecipe
 from schemas.source import EpisodeRef, Fault, SampleBlock, SignalInfo
 from schemas.tracks import Tracks
-from schemas.vehicles import Axles, vehicle_axles
+from schemas.vehicles import vehicle_axles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,28 +27,13 @@ class Samples:
     is_anchor: np.ndarray
     """bool ``[step]``."""
     block: dict[str, np.ndarray]
-    """``name -> [sample, ...]``, a row for each True of ``is_anchor``."""
+    """``name -> [step, ...]``: tensors have a row for each True of ``is_anchor``, rows of tracks one for each of ``has_tracks``."""
     faults: tuple[Fault, ...] = ()
     """Of the steps asked for."""
     is_read: np.ndarray | None = None
     """bool ``[step]``: False where a sample that the source holds could not be read; None where samples are computed."""
-
-
-def planner_params(recipe: PlannerRecipe, rate_hz: float, ego_model: str = "") -> PlannerParams:
-    """Return the sizes and constants that a recipe asks for, with the axles of the ego's model where it leaves them open."""
-    usual = PlannerParams()
-    axles = vehicle_axles(ego_model) or Axles(rear_m=usual.rear_axle[0], wheel_base_m=usual.wheel_base_m)
-    return PlannerParams(
-        rate_hz=rate_hz,
-        past_steps=recipe.past_steps,
-        future_steps=recipe.future_steps,
-        num_agents=recipe.num_agents,
-        num_static=recipe.num_static,
-        num_lanes=recipe.num_lanes,
-        num_route_lanes=recipe.num_route_lanes,
-        rear_axle=(recipe.rear_axle_m or axles.rear_m, 0.0, usual.rear_axle[2]),
-        wheel_base_m=recipe.wheel_base_m or axles.wheel_base_m,
-    )
+    has_tracks: np.ndarray | None = None
+    """bool ``[step]``: the step lies on the grid of the tracks; None where samples are read."""
 
 
 def planner_notes(recipe: PlannerRecipe, episodes: Sequence[PlannedEpisode]) -> tuple[str, ...]:
@@ -87,7 +71,7 @@ def require_tracks(reader: Reader) -> Any:
 def planner_samples(
     reader: Reader, ref: EpisodeRef, steps: range, *, recipe: PlannerRecipe, rate_hz: float, map_path: str
 ) -> Samples:
-    """Compute the samples among ``steps`` of the output grid, observations normalised if the recipe says so.
+    """Compute the samples among ``steps`` of the output grid, observations normalised if the recipe says so, or the rows of its tracks.
 
     Raises
     ------
@@ -97,6 +81,7 @@ def planner_samples(
     from tasks.planner import planner_block, planner_scene
     from tasks.planner_normalize import normalize_observation, stored_normalization
     from tasks.planner_tracks import planner_anchors
+    from tasks.track_rows import track_rows
 
     tracks = _read_tracks(_Held(reader, ref))
     params = planner_params(recipe, rate_hz, tracks.ego_model)
@@ -110,15 +95,17 @@ def planner_samples(
         min_distance_m=recipe.min_distance_m,
     )
     first = _first_step(tracks, rate_hz)
-    mine = anchors[(anchors + first >= steps.start) & (anchors + first < steps.stop)]
-    is_anchor = np.zeros(len(steps), np.bool_)
-    is_anchor[mine + first - steps.start] = True
-    block = planner_block(tracks, graph, mine, params)
-    scalings = stored_normalization(recipe.normalize)
-    if scalings:
-        block = normalize_observation(block, scalings)
+    place = np.arange(steps.start, steps.stop) - first
+    has_tracks = (place >= 0) & (place < scene.tracks.num_steps)
+    is_anchor = np.isin(place, anchors)
+    if recipe.store == "tracks":
+        block = track_rows(scene, place[has_tracks], is_anchor[has_tracks], recipe.max_actors)
+    else:
+        block = planner_block(tracks, graph, place[is_anchor], params)
+        block = normalize_observation(block, stored_normalization(recipe.normalize))
+        block = {name: block[name] for name in planner_shapes(params)}
     faults = tracks.faults if steps.start == 0 else ()
-    return Samples(is_anchor=is_anchor, block={name: block[name] for name in planner_shapes(params)}, faults=faults)
+    return Samples(is_anchor=is_anchor, has_tracks=has_tracks, block=block, faults=faults)
 
 
 def packed_samples(reader: Reader, ref: EpisodeRef, steps: range, tensors: Sequence[SignalInfo]) -> Samples:

@@ -20,6 +20,7 @@ from pipeline.shard_rows import Rows, RowsWanted, Segment, merge_faults, read_ro
 from pipeline.store.atomic import write_atomic, xxh3_hex
 from pipeline.store.chunk_codecs import decode_chunk, encode_chunk
 from pipeline.store.shards import ShardReader, ShardWriter
+from pipeline.track_arrays import HAS_TRACKS
 from pipeline.views import Bindings
 from pipeline.workspace import Workspace
 from schemas.dataset import ArraySpec, ShardRow
@@ -92,7 +93,7 @@ def write_shard(job: ShardJob) -> ShardResult:
     want = RowsWanted(
         recipe=job.recipe,
         bindings=job.bindings,
-        masks=(*(spec.valid_array for spec in job.specs), *([ANCHOR] if job.sample_specs else [])),
+        masks=(*(spec.valid_array for spec in job.specs), *_sample_masks(job)),
         refused=job.refused,
     )
     parts = [read_rows(segment, want) for segment in job.segments]
@@ -176,6 +177,8 @@ def _samples(job: ShardJob, part: Rows) -> dict[str, np.ndarray]:
             part.faults.append(fault)
             return {}
     part.columns[ANCHOR][:] = found.is_anchor
+    if HAS_TRACKS in part.columns:
+        part.columns[HAS_TRACKS][:] = found.has_tracks
     part.faults += [fault for fault in found.faults if fault not in part.faults]
     if found.is_read is not None:
         part.columns["valid"] &= found.is_read
@@ -198,25 +201,32 @@ def _read_samples(job: ShardJob, segment: Segment) -> "Samples":
     )
 
 
+def _sample_masks(job: ShardJob) -> tuple[str, ...]:
+    """Return the masks of planner arrays; the last one says which steps their blocks have rows of."""
+    if not job.sample_specs or job.recipe.planner is None:
+        return ()
+    return (ANCHOR, HAS_TRACKS) if job.recipe.planner.store == "tracks" else (ANCHOR,)
+
+
 def _write_samples(
     job: ShardJob, spec: ArraySpec, parts: list[Rows], blocks: list[dict[str, np.ndarray]], *, digests: "_Digests"
 ) -> ShardRow:
-    """Write a planner array: a chunk a sample, or one chunk a shard in which steps that are no samples are zero."""
-    root = Path(job.root)
+    """Write a planner array: a chunk a step that has one, or one chunk a shard in which the others are zero."""
+    root, present = Path(job.root), _sample_masks(job)[-1]
     with ShardWriter(root, spec, job.shard, Workspace(root).tmp) as writer:
         if spec.chunk_steps == 1:
             _copy_committed(root, spec, job, writer)
         held = [_committed_rows(root, spec, job)] if spec.chunk_steps > 1 else []
         for index, (part, block) in enumerate(zip(parts, blocks, strict=True)):
-            is_anchor = part.columns[ANCHOR]
-            rows = np.zeros((len(is_anchor), *spec.row_shape), spec.dtype)
+            has_rows = part.columns[present]
+            rows = np.zeros((len(has_rows), *spec.row_shape), spec.dtype)
             if block:
-                rows[is_anchor] = block[spec.name]
+                rows[has_rows] = block[spec.name]
             held.append(rows)
-            for row, is_sample in enumerate(is_anchor.tolist()):
+            for row, is_kept in enumerate(part.columns[spec.valid_array or present].tolist()):
                 if spec.chunk_steps == 1:
-                    writer.put(rows[row : row + 1] if is_sample else None)
-                if spec.chunk_steps > 1 or is_sample:
+                    writer.put(rows[row : row + 1] if is_kept else None)
+                if spec.chunk_steps > 1 or is_kept:
                     digests.update_frame(index, row, rows[row])
         if spec.chunk_steps > 1:
             writer.put(np.concatenate(held))

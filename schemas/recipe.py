@@ -129,15 +129,20 @@ class PlannerRecipe:
     normalize: str = "published"
     """``published`` stores observations normalised by Diffusion Planner's constants, ``none`` in their units; or the name of a
     ``normalization.json``, in the place of which a loaded recipe has its content."""
+    store: str = "samples"
+    """``samples`` keeps every sample's tensors; ``tracks`` keeps tracks and map once, and the loader computes the same tensors."""
+    max_actors: int = 512
+    """Of a ``tracks`` store: actors that a step has room for; an episode with more is refused. Room costs next to nothing on disk."""
     codec: str = "zstd"
     """Of the large tensors: ``zstd``, ``lz4`` (a little larger, decoded twice as fast) or ``raw``."""
 
     def __post_init__(self) -> None:
         if not (self.normalize.endswith(GIVEN_NORMALIZATION) or self.normalize.startswith("{")):
             one_of("normalize", self.normalize, (*PLANNER_NORMALIZE, "the name of a .json file"))
+        one_of("planner store", self.store, ("samples", "tracks"))
         one_of("planner codec", self.codec, ("zstd", "lz4", "raw"))
         counts = (self.anchor_stride, self.future_steps, self.num_agents, self.num_static, self.num_lanes)
-        if min(*counts, self.num_route_lanes) < 1 or self.past_steps < 0:
+        if min(*counts, self.num_route_lanes, self.max_actors) < 1 or self.past_steps < 0:
             raise RecipeError("expected planner sizes of 1 or more, found one below; correct [planner]")
         if not 0 <= self.min_future_steps <= self.future_steps:
             raise RecipeError(

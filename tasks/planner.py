@@ -50,6 +50,13 @@ def prepare_scene(
     """Resample an episode, find its rear axle, and match its driven path to the map; ``lanes`` saves preparing the map again."""
     lanes = prepare_lanes(graph, params) if lanes is None else lanes
     tracks = resample_tracks(tracks, params)
+    return grid_scene(tracks, lanes, params, lane_lights(tracks, graph, lanes))
+
+
+def grid_scene(
+    tracks: Tracks, lanes: PlannerLanes, params: PlannerParams, light_of: Int64[np.ndarray, " lane"]
+) -> Scene:
+    """Return the scene of tracks that are on the planner's grid, with the light of each lane or -1."""
     offset = turn_vectors(tracks.ego_rotation, np.broadcast_to(params.rear_axle, tracks.ego_rotation.shape))
     position = (tracks.ego_position + offset) * tracks.ego_valid[:, None]
     poses = np.concatenate([position[:, :2], tracks.ego_rotation[:, 2:], tracks.ego_position[:, 2:]], axis=1)
@@ -71,7 +78,7 @@ def prepare_scene(
         segment=np.cumsum(tracks.is_break).astype(np.int64),
         by_step=(np.ascontiguousarray(state), np.ascontiguousarray(valid)),
         by_actor=(np.ascontiguousarray(state.transpose(1, 0, 2)), np.ascontiguousarray(valid.T)),
-        light_of=lane_lights(tracks, graph, lanes),
+        light_of=light_of,
         path=driven_path(poses, tracks.ego_valid, tracks.is_break, lanes),
     )
 

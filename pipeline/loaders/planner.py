@@ -13,6 +13,7 @@ from pipeline.loaders.anchors import AnchoredSamples, ReadOptions
 from pipeline.loaders.buffers import Layout
 from pipeline.loaders.dataset_loader import DatasetLoader
 from pipeline.loaders.delivery import Arrays, Batch, Texts
+from pipeline.track_arrays import keeps_tracks
 from schemas.errors import DatasetError, SchemaError, UsageError
 from schemas.planner import TENSORS, Scaling
 from tasks.order import uniforms
@@ -44,6 +45,9 @@ class PlannerOptions(ReadOptions):
     """Hand out observations in their units also where they are stored normalised, as Diffusion Planner's own files hold them."""
     normalization: str | Path = ""
     """A ``normalization.json`` by which observations are handed out; empty for as they are stored."""
+    tracks_nbytes: int = 4 << 30
+    """Memory for prepared episodes of a dataset that keeps tracks (``store = "tracks"``): where it does not hold them all, take
+    ``shuffle="block"``, which stays with a few for a while."""
     perturbation: Perturbation | None = None
     """Diffusion Planner's augmentation of the ego's state, ``Perturbation()`` with its published constants; None for none."""
     perturbation_seed: int = 0
@@ -72,7 +76,13 @@ class PlannerSamples(AnchoredSamples):
 
     def __init__(self, path: str | Path, options: PlannerOptions) -> None:
         super().__init__(path, options)
-        missing = [name for name in TENSORS if name not in self.reader.info.arrays]
+        arrays = self.reader.info.arrays
+        self._tracks: Any = None
+        if keeps_tracks(self.reader.info):
+            from pipeline.track_scenes import TrackScenes
+
+            self._tracks = TrackScenes(self.reader.info, options.tracks_nbytes)
+        missing = [name for name in TENSORS if name not in arrays and self._tracks is None]
         if missing:
             raise DatasetError(
                 f"expected the planner's tensors, found none called {missing}; convert with --recipe diffusion-planner"
@@ -83,14 +93,15 @@ class PlannerSamples(AnchoredSamples):
         self._given: Mapping[str, Scaling] = {} if options.physical else self._stored
         """What they are handed out by."""
         if options.normalization:
-            sizes = {name: self.reader.spec(name).row_shape[-1] for name in TENSORS}
+            sizes = {name: self._stored_row(name)[0][-1] for name in TENSORS}
             self._given = read_normalization(options.normalization, sizes)
+        self._dtypes = {name: self._stored_row(name)[1] for name in TENSORS}
         self._shapes = {name: self._shape(name, options) for name in TENSORS}
-        held = [*TENSORS, *([_FUTURE_VALID] if _FUTURE_VALID in self.reader.info.arrays else [])]
+        held = [name for name in (*TENSORS, _FUTURE_VALID) if name in arrays and self._tracks is None]
         self._held = {name: self.reader.rows(name) for name in held if self.reader.spec(name).chunk_steps > 1}
 
     def _shape(self, name: str, options: PlannerOptions) -> tuple[int, ...]:
-        stored = self.reader.spec(name).row_shape
+        stored, _ = self._stored_row(name)
         shape = list(stored)
         if name in _CUT:
             shape[0] = getattr(options, _CUT[name])
@@ -102,10 +113,17 @@ class PlannerSamples(AnchoredSamples):
             )
         return tuple(shape)
 
+    def _stored_row(self, name: str) -> tuple[tuple[int, ...], str]:
+        """Return shape and dtype of a tensor, as it is stored or computed, without the batch axis."""
+        if self._tracks is not None:
+            _, shape, dtype = self._tracks.shapes[name]
+            return shape, dtype
+        return self.reader.spec(name).row_shape, self.reader.spec(name).dtype
+
     @property
     def layout(self) -> Layout:
         """Arrays of a batch."""
-        arrays = {name: (self._shapes[name], self.reader.spec(name).dtype) for name in TENSORS}
+        arrays = {name: (self._shapes[name], self._dtypes[name]) for name in TENSORS}
         numbers = ["index", *(["epoch"] if self.options.perturbation else [])]
         return {**arrays, **dict.fromkeys(numbers, ((), "int64"))}
 
@@ -113,12 +131,17 @@ class PlannerSamples(AnchoredSamples):
         """Fill ``arrays`` with ``samples``; safe in several threads at once."""
         steps = self.anchors[samples]
         arrays["index"][:] = steps
+        block = self._tracks.block(steps) if self._tracks is not None else {}
         for name, shape in self._shapes.items():
-            if name not in self._held and shape[1:] == self.reader.spec(name).row_shape[1:]:
+            if name in block:
+                arrays[name][...] = block[name][(slice(None), *(slice(0, side) for side in shape))]
+            elif name not in self._held and shape[1:] == self.reader.spec(name).row_shape[1:]:
                 self.reader.gather(name, steps, arrays[name])
             else:
                 arrays[name][...] = self._whole(name, steps)[(slice(None), *(slice(0, side) for side in shape))]
-        moved, found = self._perturbed(steps, arrays) if self.options.perturbation else (np.zeros(0, np.int64), {})
+        moved, found = (
+            self._perturbed(steps, arrays, block) if self.options.perturbation else (np.zeros(0, np.int64), {})
+        )
         if self._given != self._stored:
             for name, rows in self._scaled({name: arrays[name] for name in TENSORS}).items():
                 arrays[name][...] = rows
@@ -135,7 +158,7 @@ class PlannerSamples(AnchoredSamples):
         return whole
 
     def _perturbed(
-        self, steps: Int64[np.ndarray, " batch"], arrays: Arrays
+        self, steps: Int64[np.ndarray, " batch"], arrays: Arrays, block: Mapping[str, np.ndarray]
     ) -> tuple[Int64[np.ndarray, " moved"], dict[str, np.ndarray]]:
         """Return the rows of a batch that are perturbed, and their tensors as they are handed out.
 
@@ -146,11 +169,14 @@ class PlannerSamples(AnchoredSamples):
         uniform = uniforms(steps, 10, seed=self.options.perturbation_seed, epoch=epoch, part=(_PART,))
         ego = {"ego_current_state": arrays["ego_current_state"]}
         decisive = dict(denormalize_observation(ego, _known(self._stored, ego)))
-        if _FUTURE_VALID in self._held:
+        if block:
+            decisive[_FUTURE_VALID] = block[_FUTURE_VALID]
+        elif _FUTURE_VALID in self._held:
             decisive[_FUTURE_VALID] = self._held[_FUTURE_VALID][steps]
         moved = np.flatnonzero(perturbed_rows(decisive, uniform, perturbation))
         rows = {name: arrays[name][moved] for name in TENSORS}
-        rows["ego_agent_future"] = self._whole("ego_agent_future", steps[moved])  # longer than what is handed out
+        future = block["ego_agent_future"][moved] if block else self._whole("ego_agent_future", steps[moved])
+        rows["ego_agent_future"] = future  # longer than what is handed out
         physical = denormalize_observation(rows, _known(self._stored, rows))
         found = perturb_by(physical, uniform[moved], perturbation)
         found["ego_agent_future"] = found["ego_agent_future"][:, : self._shapes["ego_agent_future"][0]]

@@ -11,6 +11,8 @@ from pipeline.markup import Markup, tag
 from pipeline.store.metadata import DatasetInfo, read_info
 from pipeline.store.rows import RowReader
 from pipeline.store.tables import read_table
+from pipeline.track_arrays import keeps_tracks
+from pipeline.track_scenes import TrackScenes
 from schemas.errors import DatasetError
 from schemas.planner import MASKS, TENSORS, PlannerParams
 from schemas.vehicles import vehicle_axles, vehicle_size
@@ -71,6 +73,7 @@ class PlannerSamples:
         if not has_samples(self.info):
             raise DatasetError("expected the planner's tensors, found none; convert with --recipe diffusion-planner")
         self._reader = RowReader(self.info)
+        self._tracks = TrackScenes(self.info) if keeps_tracks(self.info) else None
         is_sample = self._reader.read("is_anchor", 0, self.info.num_steps) & self._reader.read(
             "valid", 0, self.info.num_steps
         )
@@ -89,6 +92,10 @@ class PlannerSamples:
 
     def sample(self, step: int, *, physical: bool = True) -> dict[str, np.ndarray]:
         """Return the tensors and masks of one sample, without a batch axis."""
+        if self._tracks is not None:
+            block = self._tracks.block(np.array([step]))
+            stored = stored_normalization(self._tracks.recipe.normalize) if physical else {}
+            return {name: rows[0] for name, rows in denormalize_observation(block, stored).items()}
         names = [name for name in (*TENSORS, *MASKS) if name in self.info.arrays]
         block = {name: self._reader.take(name, np.array([step])) for name in names}
         scalings = stored_normalization(self.info.recipe["planner"]["normalize"])
@@ -107,7 +114,8 @@ class PlannerSamples:
 
 def has_samples(info: DatasetInfo) -> bool:
     """Return whether a dataset holds planner samples."""
-    return bool(info.recipe.get("planner")) and {*TENSORS, "is_anchor"} <= info.arrays.keys()
+    kept = {"is_anchor", "tracks_actors"}, {"is_anchor", *TENSORS}
+    return bool(info.recipe.get("planner")) and any(names <= info.arrays.keys() for names in kept)
 
 
 def counted(marks: Sequence[Mark]) -> str:

@@ -76,7 +76,7 @@ def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     """Return ``recipe`` with command-line flags applied.
 
     ``changes`` may hold ``views`` (``target -> source``), ``size`` (pixels a side) and ``decode`` of every view, ``rate_hz``,
-    ``codec`` and ``on_bad_frame``; None means not given.
+    ``codec``, ``on_bad_frame`` and ``planner_store``; None means not given.
     """
     views = tuple(_override_view(view, changes) for view in recipe.views)
     for target in changes.get("views") or {}:
@@ -85,6 +85,10 @@ def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     if changes.get("codec") is not None:
         frames = recipe.frames
         given["frames"] = FrameRecipe(codec=changes["codec"], dtype=frames.dtype, mean=frames.mean, std=frames.std)
+    if changes.get("planner_store") is not None:
+        if recipe.planner is None:
+            raise RecipeError("expected a recipe with [planner] for --planner-store, found none; use diffusion-planner")
+        given["planner"] = replace(recipe.planner, store=changes["planner_store"])
     return replace(recipe, views=views, **given)
 
 

@@ -11,7 +11,7 @@ from pipeline.store.tables import read_document
 UNCOPIED = ("steps",)
 """As large as the arrays of rows, and made again from them."""
 
-TABLE_FILE = re.compile(r"(?:episodes|steps|tasks|manifest|quarantine|norm_stats|zarr)-(\d+)\.(?:parquet|json)")
+TABLE_FILE = re.compile(r"(?:episodes|steps|tasks|manifest|quarantine|norm_stats|maps|zarr)-(\d+)\.(?:parquet|json)")
 """Name of a file of ``_tables`` or ``_copies``; its group is the generation."""
 
 

@@ -43,6 +43,9 @@ EPISODES = pa.schema(
 TASKS = pa.schema([("task_index", pa.int32()), ("task", pa.string())])
 """One row a distinct instruction."""
 
+MAPS = pa.schema([("town", pa.string()), ("xxh3", pa.string()), ("document", pa.binary())])
+"""One row a map of a tracks store: its file as it was given, and the digest of that."""
+
 QUARANTINE = pa.schema(
     [
         ("source", pa.string()),

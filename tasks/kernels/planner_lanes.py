@@ -198,3 +198,30 @@ def lane_rows(
                 copy_slot(i, (slot, taken), near, on_route)
                 taken += 1
         clear_from(i, taken, on_route)
+
+
+@kernel
+def lights_near(
+    anchors: Int64[np.ndarray, " n"],
+    ego: tuple[Float64[np.ndarray, "step 3"], Bool[np.ndarray, " step"]],
+    radius: float,
+    table: LaneTable,
+    lights: tuple[Int8[np.ndarray, "step light"], Int64[np.ndarray, " lane"]],
+    out: Int32[np.ndarray, "n slot 2"],
+) -> None:
+    """Fill (lane, state) of those of each anchor's nearest lanes that have a light, one a slot, and -1 in the rest.
+
+    ``lights`` is (states, light of each lane or -1); the nearest lanes are as many as there are slots, as :func:`lane_rows` has them.
+    """
+    slots = out.shape[1]
+    scratch = (np.empty(slots, np.float64), np.empty(slots, np.int64), np.empty(table.block.size, np.int32))
+    for i in range(anchors.size):
+        a, taken = anchors[i], 0
+        count = nearest_lanes(ego[0][a, 0], ego[0][a, 1], radius, table, scratch) if ego[1][a] else 0
+        out[i, :, :] = -1
+        for slot in range(count):
+            light = lights[1][scratch[1][slot]]
+            if light >= 0:
+                out[i, taken, 0] = scratch[1][slot]
+                out[i, taken, 1] = lights[0][a, light]
+                taken += 1

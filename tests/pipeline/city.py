@@ -154,24 +154,25 @@ def _driven(way: np.ndarray, num_steps: int, speed_m_s: float, rng: np.random.Ge
     return np.stack([x - beside * np.sin(heading), y + beside * np.cos(heading), heading + wander], axis=1)
 
 
-def _log(city: City, num_steps: int, seed: int, name: str) -> bytes:
+def _log(city: City, num_steps: int, seed: int, counts: float) -> bytes:
     rng = np.random.default_rng(seed)
     actors = [(1, "vehicle.lincoln.mkz_2020", (4.9, 1.84), _hero(city, num_steps, rng))]
     for blueprint, count in COUNTS.items():
         kind = "driving" if blueprint.startswith("vehicle") else "sidewalk"
         speed = {"vehicle.audi.tt": 9.0, "vehicle.any.bike": 4.0, "walker.pedestrian.0001": 1.3}.get(blueprint, 0.0)
-        for way in _ways(city.graph, kind, count, 12.0 * num_steps * STEP_S, rng):
+        for way in _ways(city.graph, kind, round(counts * count), 12.0 * num_steps * STEP_S, rng):
             actors.append((len(actors) + 1, blueprint, SIZES_M[blueprint], _driven(way, num_steps, speed, rng)))
     poses = np.array([poses for *_, poses in actors])
     velocity = np.gradient(poses[..., :2], STEP_S, axis=1)
     poses, velocity = poses * (100, -100, -180 / np.pi), velocity * (1, -1)  # CARLA's: left-handed, cm, degrees
     lights = [(5000 + k, place) for k, place in enumerate(city.stops)]
-    parts = [log_writer.header(f"Carla/Maps/{name}")]
+    parts = [log_writer.header("Carla/Maps/City")]
     for step in range(num_steps):
         packets = [
             log_writer.rows(
                 6, "I6f", [(a[0], *poses[k, step, :2], 0, 0, 0, poses[k, step, 2]) for k, a in enumerate(actors)]
             ),
+            log_writer.rows(8, "I3f?i", [(1, 0.0, 0.4, 0.0, False, 1)]),
             log_writer.rows(12, "I6f", [(a[0], *velocity[k, step], 0, 0, 0, 0) for k, a in enumerate(actors)]),
         ]
         if step % 20 == 0:
@@ -217,11 +218,13 @@ def _first(actors: list[tuple], lights: list[tuple]) -> list[bytes]:
     return [log_writer.added(rows + lamps), log_writer.rows(13, "I6f", boxes), log_writer.rows(17, "I6f", volumes)]
 
 
-def write_city(folder: Path, num_steps: int, num_episodes: int = 2) -> tuple[Path, Path]:
-    """Write a map and recorder logs of traffic in it; return the map's file and the folder of the logs."""
-    city = City(6)
+def write_city(
+    folder: Path, num_steps: int, num_episodes: int = 2, *, num_nodes: int = 6, counts: float = 1.0
+) -> tuple[Path, Path]:
+    """Write a map and recorder logs of traffic in it, ``counts`` times as much; return the map's file and the folder of the logs."""
+    city = City(num_nodes)
     (folder / "logs").mkdir(parents=True)
     (folder / "City.xodr").write_bytes(city.document)
     for episode in range(num_episodes):
-        (folder / "logs" / f"{episode}.log").write_bytes(_log(city, num_steps // num_episodes, episode, "City"))
+        (folder / "logs" / f"{episode}.log").write_bytes(_log(city, num_steps // num_episodes, episode, counts))
     return folder / "City.xodr", folder / "logs"

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from pipeline.plan import PlannedEpisode
-from pipeline.planner_rows import planner_notes, planner_params
+from pipeline.planner_arrays import planner_params
+from pipeline.planner_rows import planner_notes
 from pipeline.readers import open_source
 from pipeline.readers.carla_log import VEHICLE
 from schemas.errors import RecipeError
