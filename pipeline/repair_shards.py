@@ -46,6 +46,7 @@ class Remaker:
         """Repair what it can; return ``path -> why not`` of the rest."""
         run = _Run(self, folder, info)
         damaged = [run.committed[path] for path in dict.fromkeys(p.path for p in problems) if path in run.committed]
+        damaged = [row for row in damaged if not folder.holds(row.path, _file(row))]
         run.rows(damaged)
         run.steps_table()
         run.frames(damaged)

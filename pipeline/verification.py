@@ -101,6 +101,8 @@ class _Verification:
         self.sizes: dict[str, int] = {}
         self.nbytes, self.done_nbytes = 0, 0
         self.shards: dict[str, list[Shard]] = {}
+        self.unsound: set[str] = set()
+        """Arrays of rows that are damaged: a damaged mask accuses no frame."""
 
     def run(self, *, quick: bool) -> VerifyReport:
         info = self.info
@@ -300,6 +302,7 @@ class _Verification:
             for problem in future.result():
                 self.problems.append(problem)
                 bad[problem.start - start : problem.stop - start] = True
+                self.unsound.add(shard.spec.name)
             self._count(shard.path)
         return rows, bad
 
@@ -371,7 +374,8 @@ class _Unit:
         problems = []
         for shard in self._shards(spec):
             offset, length = shard.start - self.start, shard.stop - shard.start
-            valid = self.rows[spec.valid_array][offset : offset + length] if spec.valid_array in self.rows else None
+            is_known = spec.valid_array in self.rows and spec.valid_array not in self.run.unsound
+            valid = self.rows[spec.valid_array][offset : offset + length] if is_known else None
             sink = _DigestSink(spec, hashes[offset : offset + length])
             found = scan_shard(self.run.info, shard, valid, sink, is_digested=spec.codec == "raw")
             problems += self.run._counted(shard, found)

@@ -18,6 +18,7 @@ from pipeline.maps import load_map
 from pipeline.preview import write_preview
 from pipeline.readers import open_source
 from pipeline.recipes import recipe_text
+from pipeline.repair import repair
 from pipeline.store.metadata import read_info
 from pipeline.verification import verify
 from schemas.errors import DatasetError, PlanError, RecipeError, UsageError
@@ -185,6 +186,29 @@ def test_damage_of_a_small_tensor_is_found_and_named_with_its_steps(dataset, tmp
     path.write_bytes(data)
     report = verify(copy)
     assert [(p.array, p.start, p.stop) for p in report.problems] == [("static_objects", 64, 128)]
+
+
+def test_damaged_tensors_are_repaired_from_the_log_and_the_map(dataset, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(dataset, out)
+    arrays = read_info(out).arrays
+    by_size = [
+        next(
+            f"{name}/c.1{'.0' * len(arrays[name].row_shape)}"
+            for name in TENSORS
+            if is_large == (arrays[name].chunk_steps == 1)
+        )
+        for is_large in (True, False)
+    ]
+    for path in by_size:
+        data = bytearray((out / path).read_bytes())
+        data[len(data) // 3] ^= 1
+        (out / path).write_bytes(data)
+    (out / "is_anchor" / "c.0").unlink()
+    town = shared_data("carla_xodr", "Town01.xodr.gz")
+    report = repair(out, shared_data("carla_recorder"), map=str(town), cluster=THREADS)
+    assert (report.left, set(report.repaired)) == ((), {*by_size, "is_anchor/c.0"})
+    assert tree(out) == tree(dataset)
 
 
 def test_a_planner_recipe_needs_a_map_and_a_format_with_tracks(tmp_path, dataset):

@@ -196,6 +196,24 @@ def test_only_what_is_damaged_is_rewritten(place):
     assert {path for path in times if (out / path).stat().st_mtime_ns != times[path]} == {"rgb_main/c.1.0.0.0"}
 
 
+@pytest.mark.parametrize("codec", ["zstd", "jpeg:90"])
+def test_encoded_frames_are_made_again_to_the_same_bytes(converted, tmp_path, codec):
+    convert(converted / "raw", tmp_path / "out", converted / "tiny.toml", shard_steps=4, codec=codec, cluster=THREADS)
+    before = tree(tmp_path / "out")
+    flip(tmp_path / "out" / "rgb_main" / "c.0.0.0.0", random.Random(2))
+    (tmp_path / "out" / "rgb_left" / "c.1.0.0.0").unlink()
+    assert repair(tmp_path / "out", converted / "raw", cluster=THREADS).left == ()
+    assert tree(tmp_path / "out") == before
+
+
+def test_a_damaged_mask_accuses_no_frame(place):
+    before = tree(place / "out")
+    (place / "out" / "rgb_main_valid" / "c.0").unlink()
+    assert {problem.path for problem in verify(place / "out").problems} == {"rgb_main_valid/c.0"}
+    assert mend(place).repaired == ("rgb_main_valid/c.0",)
+    assert tree(place / "out") == before
+
+
 def test_a_recording_that_changed_is_refused_with_the_difference_and_nothing_is_written(place):
     out = place / "out"
     write_route(place / "raw", 2, 7, views=["rgb_right"])
