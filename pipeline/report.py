@@ -56,17 +56,19 @@ class ConvertReport:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
-        facts = {
-            "episodes": f"{self.num_episodes:,} added, {self.unchanged_episodes:,} unchanged, {self.total_episodes:,} in all",
-            "steps": f"{self.num_steps:,} added, {self.total_steps:,} in all",
-            "frames": f"{self.num_frames:,}",
-            "shards": f"{self.shards_written:,} written, {self.shards_reused:,} finished before",
-            "size": f"{nbytes_text(self.nbytes)} in {self.seconds:.1f} s",
+        added = "added" if self.complete else "to add"
+        facts: dict[str, object] = {
+            "episodes": f"{self.num_episodes:,} {added}, {self.unchanged_episodes:,} unchanged, {self.total_episodes:,} in all",
+            "steps": f"{self.num_steps:,} {added}, {self.total_steps:,} in all",
+            **self._work(),
             "quarantined": reasons_text(self.quarantined) or "nothing",
             "odd, and served": reasons_text(self.warned) or "nothing",
             "left out": reasons_text(self.left_out) or "nothing",
         }
         lists = {
+            "views and vectors": tuple(
+                f"{target} <- {', '.join(found)}" for target, found in {**self.views, **self.signals}.items()
+            ),
             "problems": self.problems,
             "notes": self.notes,
             "known under another name": self.moved_episodes,
@@ -75,6 +77,16 @@ class ConvertReport:
         }
         done = f"generation {self.generation}" if self.complete else "dry run: nothing was written"
         return card(f"{self.dataset}: {done}", facts, lists)
+
+    def _work(self) -> dict[str, str]:
+        """Return what was written; nothing of it is known before it is done."""
+        if not self.complete:
+            return {}
+        return {
+            "frames": f"{self.num_frames:,}",
+            "shards": f"{self.shards_written:,} written, {self.shards_reused:,} finished before",
+            "size": f"{nbytes_text(self.nbytes)} in {self.seconds:.1f} s",
+        }
 
 
 def fault_line(source: str, fault: Fault) -> str:

@@ -175,7 +175,7 @@ def plan_lines(plan: Plan, cost: Estimate, reused: int) -> list[str]:
     """Return the plan as a person reads it."""
     lines = [
         f"plan: {cost.num_episodes:,} episode{_s(cost.num_episodes)}, {cost.num_steps:,} steps, {cost.num_frames:,} frames, "
-        f"{cost.num_shards:,} shards of {plan.shard_steps} steps (generation {plan.generation})",
+        f"{cost.num_shards:,} shard{_s(cost.num_shards)} of {plan.shard_steps} steps (generation {plan.generation})",
         f"      about {nbytes_text(cost.dataset_nbytes)} on disk ({plan.recipe.frames.codec}; {nbytes_text(cost.free_nbytes)} free), "
         f"at most about {nbytes_text(cost.memory_nbytes)} of memory",
     ]

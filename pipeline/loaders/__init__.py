@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from pipeline.loaders.planner import PlannerDataset, PlannerLoader
     from pipeline.loaders.preprocessor import MultiViewPreprocessor
     from pipeline.loaders.reader import DatasetReader
+    from pipeline.loaders.shown import show_batch
     from pipeline.loaders.torch_data import DeviceBatches, FrameScale, TorchBatchSampler, TorchStream
     from pipeline.loaders.windows import WindowLoader
 
@@ -27,11 +28,13 @@ __all__ = [
     "TorchBatchSampler",
     "TorchStream",
     "WindowLoader",
+    "show_batch",
     "to_jax",
     "to_torch",
 ]
 
 _HOMES = {
+    "show_batch": "pipeline.loaders.shown",
     "to_jax": "pipeline.loaders.mapstyle",
     "TorchStream": "pipeline.loaders.torch_data",
     "TorchBatchSampler": "pipeline.loaders.torch_data",

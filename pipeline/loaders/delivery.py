@@ -133,6 +133,12 @@ class BatchLoader:
         self._running = weakref.ref(running)
         return running
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the arrays of a batch, and where the loader is."""
+        from pipeline.loaders.shown import loader_card
+
+        return loader_card(self)
+
     def set_epoch(self, epoch: int) -> None:
         """Run through ``epoch`` next, from its beginning; from where a state was loaded, if it is of this epoch."""
         if epoch < 0:
