@@ -15,7 +15,8 @@ from pipeline.conversion import convert
 from pipeline.demo.lerobot import write_lerobot_set
 from pipeline.readers import READERS
 from pipeline.recipes import BUILT_IN
-from schemas.errors import Reason
+from schemas import errors
+from schemas.errors import HeadraceError, Reason
 from schemas.recipe import TABLES, Recipe, SignalRecipe, ViewRecipe, recipe_from_mapping
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -69,6 +70,13 @@ def test_the_quarantine_page_names_every_reason_and_no_other():
     text = (REPOSITORY / "docs" / "quarantine.md").read_text("utf-8")
     table = re.search(r"\| reason \|.*?\n\n", text, flags=re.DOTALL).group()
     assert re.findall(r"^\| `([\w-]+)` \|", table, flags=re.MULTILINE) == [str(reason) for reason in Reason]
+
+
+def test_the_troubleshooting_page_names_every_error_with_its_exit_code_and_no_other():
+    text = (REPOSITORY / "docs" / "troubleshooting.md").read_text("utf-8")
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, HeadraceError)]
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", text, flags=re.MULTILINE)
+    assert sorted(rows) == sorted((kind.__name__, str(kind.exit_code)) for kind in kinds)
 
 
 @pytest.mark.parametrize("page", ["docs/recipes.md", "docs/formats.md"])

@@ -23,7 +23,13 @@ def town(folder):
     write_town_map(folder / "maps" / "Town01.xodr")
 
 
-FOLDERS = {"README.md": robot, "docs/operations.md": robot, "docs/planner.md": town, "docs/preview.md": robot}
+FOLDERS = {
+    "README.md": robot,
+    "docs/getting-started.md": robot,
+    "docs/operations.md": robot,
+    "docs/planner.md": town,
+    "docs/preview.md": robot,
+}
 """What each page's commands are run on."""
 
 GIVEN = {"docs/preview.md": ["headrace convert recordings/ dataset.zarr --recipe pi0"]}
@@ -55,7 +61,9 @@ for words in json.loads(sys.argv[1]):
 """
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/operations.md"])  # notebooks 2 and 4 make the other pages' calls
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/getting-started.md", "docs/operations.md"]
+)  # notebooks 2 and 4 make the other pages' calls
 def test_the_commands_of_a_page_work_in_threads_of_one_process(page, tmp_path):
     FOLDERS[page](tmp_path)
     shown = [command.split()[1:] for command in [*GIVEN.get(page, []), *commands(page)]]
