@@ -3,7 +3,6 @@
 Answers go to standard output; progress and everything else human goes to standard error, so that ``--json`` prints one document.
 """
 
-import json
 import signal
 import sys
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from pipeline import __version__
-from schemas.errors import HeadraceError, UsageError
+from pipeline.cli_jobs import ClusterFileName, Json, ReservedCores, print_json, run
+from schemas.errors import HeadraceError, Stopped, UsageError
 
 app = typer.Typer(
     name="headrace",
@@ -25,7 +25,6 @@ app = typer.Typer(
 recipe_app = typer.Typer(help="List recipes, or print one to start from.", no_args_is_help=True)
 app.add_typer(recipe_app, name="recipe")
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
 Dataset = Annotated[Path, typer.Argument(help="A dataset that `headrace convert` made.")]
 Format = Annotated[str, typer.Option("--format", help="Name of the raw format; found out unless given.")]
 ReaderOptions = Annotated[
@@ -51,8 +50,7 @@ def main() -> NoReturn:
             raise
         _fail(str(error), error.exit_code, error if as_json else None)
     except Stopped as stopped:
-        message = "stopped; what was finished is kept, and the same command continues"
-        _fail(message, 128 + stopped.signal, HeadraceError(message) if as_json else None)
+        _fail(str(stopped), stopped.exit_code, HeadraceError(str(stopped)) if as_json else None)
     except _ClickError as error:  # only with --json; else it has printed itself
         usage = UsageError(f"{error.format_message().rstrip('.')}; see --help")
         _fail(str(usage), usage.exit_code, usage)
@@ -70,14 +68,6 @@ _ClickError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__na
 """Of click, or of the copy of it that newer typers bring along."""
 
 
-class Stopped(BaseException):
-    """A signal asked the program to stop; no library takes it for a KeyboardInterrupt that it may answer itself."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.signal = number
-
-
 def _stop(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)  # asked twice, the process dies at once: nothing is lost by that either
     raise Stopped(number)
@@ -89,12 +79,8 @@ def _fail(message: str, code: int, error: HeadraceError | None = None) -> NoRetu
     if error is not None:
         from pipeline.summaries import error_to_json
 
-        _print_json({**error_to_json(error), "exit_code": code})
+        print_json({**error_to_json(error), "exit_code": code})
     raise SystemExit(code)
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, default=str, ensure_ascii=False, allow_nan=False))
 
 
 def _version(asked: bool) -> None:
@@ -130,7 +116,7 @@ def inspect(
     index = index_source(opened, is_chosen=bool(format))
     summary = summaries.summarize_index(index)
     if json:
-        _print_json(summary)
+        print_json(summary)
     else:
         screens.print_index(summary)
 
@@ -176,12 +162,14 @@ def convert(
     ] = None,
     threads: Annotated[int, typer.Option(help="Threads of each worker.", min=1)] = 1,
     memory: Annotated[str, typer.Option(help="Memory limit of each worker, such as 2GiB.")] = "auto",
+    reserve_cores: ReservedCores = 0,
     scheduler: Annotated[str, typer.Option(help="Address of a running Dask scheduler.")] = "",
+    cluster: ClusterFileName = "",
     json: Json = False,
 ) -> None:
     """Plan, convert and commit. The same command again resumes, or appends episodes that are new."""
     from pipeline import screens
-    from pipeline.cluster import ClusterOptions
+    from pipeline.cluster import cluster_options
     from pipeline.conversion import convert as run
     from pipeline.recipes import parse_flags
     from pipeline.report import report_to_json
@@ -212,13 +200,23 @@ def convert(
             dry_run=dry_run,
             format=format,
             reader=parse_flags("--reader", reader or []),
-            cluster=ClusterOptions(workers=workers, threads=threads, memory=memory, scheduler=scheduler),
+            cluster=cluster_options(
+                cluster,
+                workers=workers,
+                threads=threads,
+                memory=memory,
+                scheduler=scheduler,
+                reserve_cores=reserve_cores,
+            ),
         )
     if json:
-        _print_json(report_to_json(report))
+        print_json(report_to_json(report))
     else:
         screens.print_report(report)
     raise typer.Exit(report.exit_code)
+
+
+app.command()(run)
 
 
 @app.command()
@@ -228,7 +226,7 @@ def info(out: Dataset, json: Json = False) -> None:
 
     summary = summaries.summarize_dataset(out)
     if json:
-        _print_json(summary)
+        print_json(summary)
     else:
         screens.print_dataset(summary)
 
@@ -249,13 +247,14 @@ def verify(
     workers: Annotated[
         int | None, typer.Option(help="With --repair: worker processes; one a core unless given, 0 for none.", min=0)
     ] = None,
+    cluster: ClusterFileName = "",
     json: Json = False,
 ) -> None:
     """Compare every byte of a dataset with what was committed; exit code 1 where anything differs."""
     from pipeline import screens, summaries
 
     if repair:
-        from pipeline.cluster import ClusterOptions
+        from pipeline.cluster import cluster_options
         from pipeline.recipes import parse_flags
         from pipeline.repair import repair as run
 
@@ -268,14 +267,14 @@ def verify(
                 format=format,
                 reader=parse_flags("--reader", reader or []),
                 map=map,
-                cluster=ClusterOptions(workers=workers),
+                cluster=cluster_options(cluster, workers=workers),
                 watch=screen,
             )
-        _print_json(summaries.verify_to_json(found)) if json else screens.print_repair(found, out)
+        print_json(summaries.verify_to_json(found)) if json else screens.print_repair(found, out)
         raise typer.Exit(0 if found.ok else 1)
     report = screens.run_verify(out, quick=quick, quiet=json)
     if json:
-        _print_json(summaries.verify_to_json(report))
+        print_json(summaries.verify_to_json(report))
     else:
         screens.print_verify(report, out, quick=quick)
     raise typer.Exit(0 if report.ok else 1)
@@ -302,7 +301,7 @@ def preview(
     options = {"episode": episode, "episodes": episodes, "samples": samples}
     written = write_preview(path, output, format=format, reader=parse_flags("--reader", reader or []), **options)
     if json:
-        _print_json(written)
+        print_json(written)
     else:
         print(f"{output}: {nbytes_text(output.stat().st_size)}")
 
@@ -350,7 +349,7 @@ def bench(
 
     measured = bench_dataset(out, batch_size=batch_size, max_threads=threads, seconds=seconds)
     if json:
-        _print_json(measured)
+        print_json(measured)
     else:
         screens.print_bench(measured)
 
@@ -371,7 +370,7 @@ def export(
 
     report = export_dataset(out, target, to, images=images, views=tuple(view or ()))
     if json:
-        _print_json(report)
+        print_json(report)
     else:
         print(", ".join(f"{name} {value}" for name, value in report.items()))
 
@@ -386,7 +385,7 @@ def gc(out: Dataset, json: Json = False) -> None:
 
     removed = remove_old_generations(out)
     if json:
-        _print_json(asdict(removed))
+        print_json(asdict(removed))
     else:
         size = summaries.nbytes_text(removed.nbytes)
         print(f"removed {len(removed.paths)} files, {size}; generation {removed.generation} stays")
@@ -400,7 +399,7 @@ def recipe_list(json: Json = False) -> None:
 
     found = summaries.summarize_recipes(BUILT_IN)
     if json:
-        _print_json(found)
+        print_json(found)
     else:
         screens.print_recipes(found)
 
@@ -413,7 +412,7 @@ def recipe_show(name: Annotated[str, typer.Argument(help="A recipe's name or fil
 
     recipe = load_recipe(name)
     if json:
-        _print_json(recipe_to_mapping(recipe))
+        print_json(recipe_to_mapping(recipe))
     else:
         print(recipe_text(name) if name in BUILT_IN else Path(name).read_text("utf-8"), end="")
 
@@ -428,7 +427,7 @@ def demo(
 
     summary = run_demo(folder, quiet=json)
     if json:
-        _print_json(summary)
+        print_json(summary)
 
 
 if __name__ == "__main__":

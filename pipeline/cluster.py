@@ -7,13 +7,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from schemas.errors import UsageError
+from pipeline.cluster_file import ClusterFile, Say, load_cluster, start_cluster, with_free_ports
+from schemas.errors import MissingExtraError, UsageError
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -52,8 +53,14 @@ class ClusterOptions:
     """Address of a running Dask scheduler; then the rest does not apply."""
     reserve_cores: int = 0
     """Cores to leave free when ``workers`` is None."""
+    file: ClusterFile | None = None
+    """A cluster described by a file, in the place of the rest."""
+    performance_report: str = ""
+    """HTML file for Dask's own report of what its workers did."""
 
     def __post_init__(self) -> None:
+        if self.scheduler and self.file is not None:
+            raise UsageError("expected --scheduler or --cluster, found both; leave one out")
         if (self.workers is not None and self.workers < 0) or self.threads < 1 or self.reserve_cores < 0:
             raise UsageError(
                 f"expected 0 or more workers and reserved cores and 1 or more threads, found {self.workers}, "
@@ -62,8 +69,15 @@ class ClusterOptions:
 
     @property
     def num_workers(self) -> int:
-        """Worker processes to start."""
+        """Worker processes to start, or that there are at most."""
+        if self.file is not None and self.file.most_workers:
+            return self.file.most_workers
         return self.workers if self.workers is not None else max(1, num_cores() - self.reserve_cores)
+
+
+def cluster_options(file: str, **flags: Any) -> ClusterOptions:
+    """Return options from flags, and from a cluster file where one is named."""
+    return ClusterOptions(**flags, file=load_cluster(file) if file else None)
 
 
 def memory_nbytes(text: str) -> int:
@@ -91,54 +105,125 @@ def num_cores() -> int:
 
 
 @contextmanager
-def open_client(options: ClusterOptions) -> Iterator["Client"]:
-    """Connect to a cluster, starting a local one unless an address is given, and stop what was started.
+def open_client(options: ClusterOptions, say: Say = lambda text: None) -> Iterator["Client"]:
+    """Connect to a cluster, starting one unless an address is given, wait for a worker, and stop what was started.
 
     Local workers are separate programs, not children that import the calling script again: it works from an unguarded
-    script and from a notebook, where a plain LocalCluster dies.
+    script and from a notebook, where a plain LocalCluster dies. ``say`` is told what is going on.
+
+    Raises
+    ------
+    HeadraceError
+        No worker came in time, or one has other versions of what decides the bytes written.
     """
     import dask
-    from distributed import Client
 
     settings = {
-        "distributed.scheduler.no-workers-timeout": "120s",  # null waits for ever once every worker has died
+        # null waits for ever once every worker has died
+        "distributed.scheduler.no-workers-timeout": f"{max(120.0, _timeout_s(options)):g}s",
         # A task whose worker died comes back at once, to be tried again alone: repeats among others blame innocents.
         "distributed.scheduler.allowed-failures": 0,
         "distributed.comm.timeouts.connect": "30s",
         "distributed.admin.log-length": 1000,
     }
-    with dask.config.set(settings):
-        if options.scheduler:
-            with _connect(options.scheduler) as client:
-                yield client
-            return
-        with _local_cluster(options) as cluster, Client(cluster) as client:
+    with dask.config.set(settings), _client(options, say) as client:
+        if options.num_workers or _is_elsewhere(options):
+            from pipeline.crew import wait_for_crew
+
+            wait_for_crew(client, options.file or _described(options), say)
+        with _performance_report(options.performance_report, client):
             yield client
 
 
-def _connect(address: str) -> "Client":
-    from distributed import Client
+def _timeout_s(options: ClusterOptions) -> float:
+    return options.file.timeout_s if options.file is not None else ClusterFile(cluster="local").timeout_s
 
-    try:
-        return Client(address, timeout="10s")
-    except (OSError, ValueError, TimeoutError) as error:
-        raise UsageError(f"expected a Dask scheduler at {address}, found none ({error}); check --scheduler") from error
+
+def _is_elsewhere(options: ClusterOptions) -> bool:
+    """Whether the scheduler is another program than this."""
+    return bool(options.scheduler) or (options.file is not None and options.file.cluster != "local")
+
+
+def _described(options: ClusterOptions) -> ClusterFile:
+    """Return flags as the file that says the same."""
+    if options.scheduler:
+        return ClusterFile(cluster="scheduler", options={"address": options.scheduler})
+    return ClusterFile(cluster="local", workers=options.num_workers)
 
 
 @contextmanager
-def _local_cluster(options: ClusterOptions) -> Iterator[Any]:
+def _client(options: ClusterOptions, say: Say) -> Iterator["Client"]:
+    from distributed import Client
+
+    file = options.file or _described(options)
+    if file.cluster == "scheduler":
+        with _connect(file) as client:
+            yield client
+    elif file.cluster == "local":
+        chosen = replace(
+            options,
+            workers=file.workers or options.workers,
+            threads=file.options.get("threads", options.threads),
+            memory=file.options.get("memory", options.memory),
+        )
+        with _local_cluster(chosen, say) as cluster, Client(cluster) as client:
+            yield client
+    else:
+        with start_cluster(file, WORKER_ENVIRONMENT, say) as cluster, Client(cluster) as client:
+            say(f"scheduler at {cluster.scheduler_address}, dashboard at {client.dashboard_link}")
+            yield client
+
+
+def _connect(file: ClusterFile) -> "Client":
+    from distributed import Client
+    from distributed.security import Security
+
+    address = file.options["address"]
+    tls = {key: value for key, value in file.options.items() if key != "address"}
+    try:
+        return Client(address, timeout="10s", security=Security(require_encryption=True, **tls) if tls else None)
+    except (OSError, ValueError, TypeError, TimeoutError) as error:
+        raise UsageError(f"expected a Dask scheduler at {address}, found none ({error}); check the address") from error
+
+
+@contextmanager
+def _performance_report(file: str, client: "Client") -> Iterator[None]:
+    if not file:
+        yield
+        return
+    try:
+        import bokeh  # noqa: F401  # Dask's report is drawn with it
+    except ImportError as error:
+        raise MissingExtraError(
+            "expected bokeh for --performance-report, found it missing; run: pip install 'headrace[dashboard]'"
+        ) from error
+    from distributed import performance_report
+
+    with client.as_current(), performance_report(filename=file):
+        yield
+
+
+@contextmanager
+def _local_cluster(options: ClusterOptions, say: Say) -> Iterator[Any]:
     from distributed import LocalCluster
 
     threads = options.num_workers == 0
+    asked = options.file.options if options.file is not None else {}
+    wanted = {
+        "scheduler_port": asked.get("scheduler_port", 0),
+        "dashboard_address": asked.get("dashboard_address", ANY_PORT),
+    }
     with LocalCluster(
         n_workers=1 if threads else 0,
         threads_per_worker=options.threads,
         processes=not threads,
         host=None if threads else "127.0.0.1",
-        dashboard_address=ANY_PORT,
         worker_dashboard_address=ANY_PORT,
         silence_logs=50,
+        **with_free_ports(wanted, say),
     ) as cluster:
+        if asked:
+            say(f"scheduler at {cluster.scheduler_address}, dashboard at {cluster.dashboard_link}")
         if threads:
             yield cluster
             return
@@ -163,6 +248,10 @@ class WorkerProcesses:
             "dashboard_address": ANY_PORT,
             "silence_logs": 50,
             "host": "127.0.0.1",
+            "resources": {
+                name: amount * options.threads
+                for name, amount in (options.file.resources if options.file else {}).items()
+            },
         }
         spec = json.dumps({"cls": "distributed.Nanny", "opts": settings})
         self._command = [sys.executable, "-P", "-m", "pipeline.worker_process", scheduler, "--spec", spec]

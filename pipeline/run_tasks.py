@@ -6,13 +6,17 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from distributed import KilledWorker
 from distributed.scheduler import NoWorkerError
 
+from pipeline import __version__
 from pipeline.cluster import ClusterOptions, open_client
+from pipeline.crew import WarmKernels, checked, own_versions
 from pipeline.jobs import Tasks
+from pipeline.plan import Plan
 from pipeline.shard_task import ShardResult, write_shard
 from pipeline.sources import write_provenance
 from pipeline.watch import Watch
@@ -24,6 +28,9 @@ if TYPE_CHECKING:
 
 WINDOW = 3
 """Tasks in flight for each thread: enough that none waits for the driver, few enough that the scheduler stays small."""
+
+WIDTH_S = 1.0
+"""How long the number of workers is taken for unchanged: asking for it with every task would cost as much as the task costs Dask."""
 
 LOST_TRIES = 10
 """Times a finished task may lose its result with its worker."""
@@ -53,8 +60,16 @@ def run_tasks(
     first = next(waiting, None)
     if first is None:
         return
-    with open_client(options) as client:
-        _Window(client, tasks, results, sources, journal=journal, lock=lock, watch=watch).run(_chain(first, waiting))
+    with open_client(options, watch.said) as client:
+        watch.connected(client)
+        try:
+            if needs_resizing(tasks.plan):
+                client.register_plugin(WarmKernels())
+            window = _Window(client, tasks, results, sources, journal=journal, lock=lock, watch=watch)
+            window.resources = dict(options.file.resources) if options.file is not None else {}
+            window.run(_chain(first, waiting))
+        finally:
+            watch.connected(None)
 
 
 def _waiting(tasks: Tasks, results: dict[int, ShardResult], sources: set[int]) -> Iterator[tuple[str, int]]:
@@ -67,6 +82,14 @@ def _waiting(tasks: Tasks, results: dict[int, ShardResult], sources: set[int]) -
                 yield "source", number
         if shard not in results:
             yield "shard", shard
+
+
+def needs_resizing(plan: Plan) -> bool:
+    """Whether frames of the first episode come in another size than the recipe's."""
+    bindings, ref = plan.bindings, plan.episodes[0].ref
+    views = [(view, bindings.view(ref, view.name)) for view in plan.recipe.views]
+    infos = [(view, ref.view(source)) for view, source in views if source]
+    return any((info.height_px, info.width_px) != (view.height_px, view.width_px) for view, info in infos)
 
 
 def _chain(first: tuple[str, int], rest: Iterator[tuple[str, int]]) -> Iterator[tuple[str, int]]:
@@ -97,6 +120,10 @@ class _Window:
         self.total = tasks.plan.num_steps - tasks.plan.first_step
         self.steps = sum(result.num_steps for result in results.values())
         self.frames = 0
+        self.resources: dict[str, float] = {}
+        """What a shard task takes of a worker that offers it."""
+        self.versions = own_versions()
+        self.width, self.width_until_s = 0, 0.0
 
     def run(self, waiting: Iterator[tuple[str, int]]) -> None:
         try:
@@ -118,8 +145,32 @@ class _Window:
                 future.release()
 
     def _width(self) -> int:
-        threads = sum(self.client.nthreads().values())
-        return max(WINDOW * threads, 4)
+        now_s = time.monotonic()
+        if now_s > self.width_until_s:
+            with self._scheduler():
+                threads = sum(self.client.nthreads().values())
+            self.width, self.width_until_s = max(WINDOW * threads, 4), now_s + WIDTH_S
+        return self.width
+
+    @contextmanager
+    def _scheduler(self) -> Iterator[None]:
+        """Raise HeadraceError where the scheduler is gone while it is asked for something."""
+        try:
+            yield
+        except (OSError, TimeoutError, RuntimeError) as error:
+            raise self._lost(error) from error
+        self._require_scheduler()
+
+    def _require_scheduler(self) -> None:
+        """Raise HeadraceError where the scheduler is gone: all futures are lost with it."""
+        if self.client.status != "running":
+            raise self._lost(self.client.status)
+
+    def _lost(self, why: object) -> HeadraceError:
+        return HeadraceError(
+            f"expected the scheduler at {self.client.scheduler.address if self.client.scheduler else 'its address'} to answer, found it gone ({why}); "
+            "what was finished is kept: run the same command again, with a scheduler that runs"
+        )
 
     def _submit(self, task: tuple[str, int], refused: str = "") -> None:
         kind, number = task
@@ -128,18 +179,30 @@ class _Window:
         if kind == "source":
             episode = self.tasks.plan.episodes[number]
             reader = self.tasks.readers[episode.source]
-            future: Future = self.client.submit(write_provenance, root, reader, episode, number, key=key, priority=1)
+            call: tuple[Any, ...] = (write_provenance, root, reader, episode, number)
         else:
-            future = self.client.submit(write_shard, self.tasks.job(number, refused), key=key)
+            call = (write_shard, self.tasks.job(number, refused))
+        with self._scheduler():
+            future: Future = self.client.submit(
+                checked,
+                self.versions,
+                *call,
+                key=key,
+                priority=int(kind == "source"),
+                resources=self.resources if kind == "shard" else None,
+                pure=False,
+            )
         self.in_flight[task] = future
         future.add_done_callback(lambda found: self.done.put((task, found)))
 
     def _collect(self) -> None:
         """Take one finished task; beat the lock while waiting."""
         self.lock.beat()
+        self.watch.queued(len(self.in_flight))
         try:
             task, future = self.done.get(timeout=1.0)
         except queue.Empty:
+            self._require_scheduler()
             return
         if self.in_flight.get(task) is not future:
             return
@@ -148,10 +211,17 @@ class _Window:
             value = future.result()
         except KilledWorker:
             self.watch.said(f"a worker died during {task[0]} {task[1]}; it will be tried again alone")
+            self.watch.retried(f"{task[0]} {task[1]}")
             self.suspects.append(task)
         except NoWorkerError as error:
             raise HeadraceError(
                 "expected workers, found none for two minutes; try --workers 0, which shows why they do not start"
+            ) from error
+        except ModuleNotFoundError as error:
+            if str(error.name).partition(".")[0] not in ("pipeline", "tasks", "schemas"):
+                raise
+            raise HeadraceError(
+                f"expected headrace {__version__} on every worker, found one without it ({error}); install it there"
             ) from error
         except (asyncio.CancelledError, CancelledError) as error:
             self._submit_lost(task, error)
@@ -160,11 +230,13 @@ class _Window:
 
     def _submit_lost(self, task: tuple[str, int], error: BaseException) -> None:
         """Submit a task again whose result died with its worker after it was finished: nobody is to blame for that."""
+        self._require_scheduler()
         self.lost[task] += 1
         if self.lost[task] > LOST_TRIES:
             raise HeadraceError(
                 f"expected the result of {task[0]} {task[1]}, found it lost {LOST_TRIES} times; run the same command again"
             ) from error
+        self.watch.retried(f"{task[0]} {task[1]}")
         self._submit(task)
 
     def _run_alone(self, task: tuple[str, int]) -> None:
@@ -189,9 +261,11 @@ class _Window:
         if kind == "source":
             self.sources.add(number)
             self.journal.append({"kind": "source", "number": number})
+            self.watch.read(value)
             return
         self.journal.append({"kind": "shard", "result": value.to_json()})
         self.results[number] = value
         self.steps += value.num_steps
         self.frames += value.num_frames
+        self.watch.wrote(value)
         self.watch.advanced(self.steps, self.total, self.frames)

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import pwd
 import shutil
 import socket
 import time
@@ -74,12 +75,14 @@ class Lock:
     """The one writer of a dataset: an advisory file lock, with the owner's name and a heartbeat inside.
 
     The kernel drops the lock when its process dies, however it dies, so a stale lock needs no guessing on one machine.
-    Raises LockedError, naming the owner, where another run holds it.
+    Raises LockedError, naming the owner, where another run holds it. ``name`` is the lock's file: a scheduled job holds one of
+    its own, around its hooks too.
     """
 
-    def __init__(self, workspace: Workspace) -> None:
-        self.path = workspace.folder / "lock"
+    def __init__(self, workspace: Workspace, name: str = "lock") -> None:
+        self.path = workspace.folder / name
         self._file = -1
+        self._since = ""
         self._beat_s = 0.0
 
     def __enter__(self) -> "Lock":
@@ -91,6 +94,7 @@ class Lock:
             ) from error
         while self._file < 0:
             self._file = self._acquire()
+        self._since = _stamp(time.time())
         self.beat(force=True)
         return self
 
@@ -114,8 +118,8 @@ class Lock:
         now_s = time.time()
         if force or now_s - self._beat_s > 10:
             self._beat_s = now_s
-            stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now_s))
-            text = f"process {os.getpid()} on {socket.gethostname()}, last seen {stamp}\n".encode()
+            who = f"process {os.getpid()} of {_user()} on {socket.gethostname()}"
+            text = f"{who} since {self._since}, last seen {_stamp(now_s)}\n".encode()
             os.pwrite(self._file, text, 0)
             os.ftruncate(self._file, len(text))
 
@@ -126,6 +130,18 @@ class Lock:
         folder = self.path.parent
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
+
+
+def _stamp(time_s: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time_s))
+
+
+def _user() -> str:
+    """Return the name of the user, or the number where nothing knows a name, as in many containers."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
 
 
 class Journal:

@@ -137,6 +137,17 @@ class LockedError(HeadraceError):
     exit_code = 75
 
 
+class Stopped(BaseException):
+    """A signal asked the program to stop; no library takes it for a KeyboardInterrupt that it may answer itself."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
+
+    def __str__(self) -> str:
+        return "stopped; what was finished is kept, and the same command continues"
+
+
 class MissingExtraError(HeadraceError):
     """An optional dependency is absent; the message names the extra to install."""
 

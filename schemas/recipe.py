@@ -300,6 +300,17 @@ _SPELLED = {"candidates": "from", "columns": "from", "height_px": "size", "width
 _TYPES: dict[type, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,)}
 
 
+def unknown_key(key: str, known: Sequence[str], where: str) -> str:
+    """Return what to say of a key that nobody knows: with the nearest one that is known, or all of them.
+
+    >>> unknown_key("horizn", ["horizon", "name"], "the recipe")
+    "expected a known key in the recipe, found 'horizn'; did you mean 'horizon'?"
+    """
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+    return f"expected a known key in {where}, found {key!r}; {hint}"
+
+
 def _build(kind: type[T], table: Mapping[str, Any], where: str) -> T:
     known = {f.name: f.type for f in fields(kind)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
@@ -308,9 +319,7 @@ def _build(kind: type[T], table: Mapping[str, Any], where: str) -> T:
             spelled = sorted(
                 {_SPELLED.get(k, k) for k in known} | ({"views", "signals", *TABLES} if kind is Recipe else set())
             )
-            near = difflib.get_close_matches(key, spelled, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(spelled)}"
-            raise RecipeError(f"expected a known key in {where}, found {key!r}; {hint}")
+            raise RecipeError(unknown_key(key, spelled, where))
         values[key] = _convert(value, known[key], f"{where}.{_SPELLED.get(key, key)}")
     return kind(**values)
 

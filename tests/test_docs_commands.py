@@ -18,6 +18,11 @@ def robot(folder):
     write_lerobot_set(folder / "recordings", num_episodes=2, num_steps=24, size=(48, 64))
 
 
+def nightly(folder):
+    robot(folder)
+    (folder / "night.toml").write_text('sources = ["recordings"]\ndataset = "night.zarr"\n[cluster]\nworkers = 0\n')
+
+
 def town(folder):
     write_bench2drive_clip(folder / "recordings", num_steps=110, size=(18, 32), cameras=("rgb_front",))
     write_town_map(folder / "maps" / "Town01.xodr")
@@ -26,7 +31,7 @@ def town(folder):
 FOLDERS = {
     "README.md": robot,
     "docs/getting-started.md": robot,
-    "docs/operations.md": robot,
+    "docs/operations.md": nightly,
     "docs/planner.md": town,
     "docs/preview.md": robot,
 }

@@ -74,7 +74,10 @@ def test_a_dead_owner_holds_no_lock(tmp_path):
 def test_the_holder_is_named_and_the_lock_goes_with_it(tmp_path):
     workspace = Workspace(tmp_path / "out")
     with Lock(workspace):
-        with pytest.raises(LockedError, match=f"process {os.getpid()} on .*, last seen "), Lock(workspace):
+        with (
+            pytest.raises(LockedError, match=f"process {os.getpid()} of .* on .* since .*, last seen "),
+            Lock(workspace),
+        ):
             pass
         assert workspace.folder.exists()
     assert not workspace.folder.exists()
