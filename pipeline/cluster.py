@@ -1,6 +1,7 @@
 """Where the work runs: threads of this process, processes of this machine, or a Dask cluster that is there already."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -117,6 +118,7 @@ def open_client(options: ClusterOptions, say: Say = lambda text: None) -> Iterat
         No worker came in time, or one has other versions of what decides the bytes written.
     """
     import dask
+    from distributed.utils import silence_logging_cmgr
 
     settings = {
         # null waits for ever once every worker has died
@@ -126,7 +128,8 @@ def open_client(options: ClusterOptions, say: Say = lambda text: None) -> Iterat
         "distributed.comm.timeouts.connect": "30s",
         "distributed.admin.log-length": 1000,
     }
-    with dask.config.set(settings), _client(options, say) as client:
+    # What Dask logs of a lost scheduler or worker is a traceback; the errors raised here say it in one line.
+    with silence_logging_cmgr(logging.CRITICAL), dask.config.set(settings), _client(options, say) as client:
         if options.num_workers or _is_elsewhere(options):
             from pipeline.crew import wait_for_crew
 

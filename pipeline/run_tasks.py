@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from distributed import KilledWorker
+from distributed.comm.core import CommClosedError
 from distributed.scheduler import NoWorkerError
 
 from pipeline import __version__
@@ -217,6 +218,8 @@ class _Window:
             raise HeadraceError(
                 "expected workers, found none for two minutes; try --workers 0, which shows why they do not start"
             ) from error
+        except CommClosedError as error:
+            raise self._lost(error) from error
         except ModuleNotFoundError as error:
             if str(error.name).partition(".")[0] not in ("pipeline", "tasks", "schemas"):
                 raise

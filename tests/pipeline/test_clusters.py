@@ -208,10 +208,13 @@ def test_a_scheduler_that_dies_ends_the_run_and_the_same_command_resumes(tmp_pat
         port = str(free.getsockname()[1])
     command = ("pipeline", "convert", f"{tmp_path}/raw", f"{tmp_path}/out", "--recipe", f"{tmp_path}/tiny.toml")
     command = (*command, "--shard-steps", "1", "--scheduler", f"tcp://127.0.0.1:{port}")
-    servers = [
-        start("distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard"),
-        start("distributed.cli.dask_worker", f"tcp://127.0.0.1:{port}", "--nthreads", "1", "--no-dashboard"),
-    ]
+
+    def serve():
+        scheduler = ("distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard")
+        worker = ("distributed.cli.dask_worker", f"tcp://127.0.0.1:{port}", "--nthreads", "1", "--no-dashboard")
+        return [start(*scheduler), start(*worker)]
+
+    servers = serve()
     journal = tmp_path / "out.work" / "journal"
     try:
         time.sleep(3)
@@ -222,7 +225,7 @@ def test_a_scheduler_that_dies_ends_the_run_and_the_same_command_resumes(tmp_pat
         _, said = process.communicate(timeout=60)
         assert process.returncode == 1
         assert "expected the scheduler at tcp://" in said and "found it gone" in said and "Traceback" not in said
-        servers[0] = start("distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard")
+        servers += serve()  # the worker too: one that lost its scheduler ends
         again = start(*command)
         _, said = again.communicate(timeout=120)
         assert again.returncode == 0 and "are finished already" in said
