@@ -359,7 +359,7 @@ def export(
     out: Dataset,
     target: Annotated[Path, typer.Argument(help="A new folder.")],
     to: Annotated[
-        str, typer.Option("--to", help="lerobot (2.1, which openpi reads) or planner-npz (of planner samples).")
+        str, typer.Option("--to", help="lerobot (2.1, which openpi reads), lerobot-v3 (3.0) or planner-npz.")
     ] = "lerobot",
     images: Annotated[str, typer.Option(help="png (lossless), jpeg or video.")] = "png",
     view: Annotated[list[str] | None, typer.Option("--view", help="A view to export; all unless given.")] = None,

@@ -7,17 +7,19 @@ from typing import Any
 
 from schemas.errors import UsageError
 
-FORMATS = ("lerobot", "planner-npz")
+LEROBOT = {"lerobot": "2.1", "lerobot-v3": "3.0"}
+"""Version of each format that is LeRobot's."""
+FORMATS = (*LEROBOT, "planner-npz")
 
 
 def export_dataset(
     out: Path, target: Path, to: str, *, images: str = "png", views: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Export ``out`` into ``target`` in a format of :data:`FORMATS`; return its report."""
-    if to == "lerobot":
+    if to in LEROBOT:
         from pipeline.export_lerobot import export_lerobot
 
-        return asdict(export_lerobot(out, target, images=images, views=views))
+        return asdict(export_lerobot(out, target, images=images, version=LEROBOT[to], views=views))
     if to != "planner-npz":
         raise UsageError(f"expected --to {' or '.join(FORMATS)}, found {to!r}; correct --to")
     if images != "png" or views:

@@ -1,4 +1,4 @@
-"""Export a dataset to LeRobot v2.1, which openpi reads, so that nobody is locked in.
+"""Export a dataset to LeRobot, v2.1, which openpi reads, or v3.0, so that nobody is locked in.
 
 What LeRobot cannot say is left out, counted and reported, never made up. Its episodes have no holes: one with steps that
 may not be served becomes several, one for each run of good steps. A step without a frame of an exported view counts as
@@ -19,19 +19,17 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from pipeline.lerobot_episode import BLOCK_STEPS, IMAGES, EpisodeFiles, Frames, write_episode
+from pipeline.lerobot_episode import BLOCK_STEPS, IMAGES, Frames
+from pipeline.lerobot_layouts import LAYOUTS, Target
 from pipeline.loaders.frames import FRAMES, View, view_names
 from pipeline.loaders.reader import DatasetReader
+from pipeline.readers.lerobot_meta import CHUNKS_SIZE
 from pipeline.stats import Samples
-from pipeline.stats_export import LEROBOT_FEATURES, lerobot_episode_stats
+from pipeline.stats_export import LEROBOT_FEATURES, lerobot_episode_stats, lerobot_stats
 from pipeline.store.atomic import sync_folder
 from pipeline.video_file import CODEC_NAME, PIXEL_FORMAT
 from schemas.errors import DatasetError, UsageError
 
-VERSIONS = ("2.1",)
-DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
-VIDEO_PATH = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
-CHUNK_EPISODES = 1000
 IMAGE_FEATURE = "observation.images."
 _SCALARS = {"timestamp": "float32", **dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), "int64")}
 
@@ -74,7 +72,7 @@ def export_lerobot(
     images
         ``png`` and ``jpeg`` (quality 95) are embedded in the tables, ``video`` is an mp4 a view and episode (H.264).
     version
-        LeRobot's version: ``2.1``.
+        LeRobot's version: ``2.1``, an episode a file, or ``3.0``, many in a file.
     views
         Views to export; by default every one that has a frame.
 
@@ -85,15 +83,15 @@ def export_lerobot(
     DatasetError
         Nothing to export, a damaged dataset, or one that LeRobot cannot express: episodes of several rates or of none.
     """
-    if images not in IMAGES or version not in VERSIONS:
+    if images not in IMAGES or version not in LAYOUTS:
         raise UsageError(
-            f"expected images of {', '.join(IMAGES)} and a version of {', '.join(VERSIONS)}, found {images!r} and {version!r}"
+            f"expected images of {', '.join(IMAGES)} and a version of {', '.join(LAYOUTS)}, found {images!r} and {version!r}"
         )
     place = Path(target).expanduser().absolute()
     source = _Source.open(Path(out).expanduser(), views, images)
     _refuse_target(place, source.reader.info.root)
     with _new_folder(place) as folder:
-        source.write(folder)
+        source.write(folder, version)
     return source.report(place, version)
 
 
@@ -162,25 +160,24 @@ class _Source:
         signals = _signals(reader)
         return cls(reader, images, views, signals, runs, rate_hz, episodes, left_out, notes)
 
-    def write(self, folder: Path) -> None:
-        """Write tables, videos and ``meta/`` into ``folder``."""
+    def write(self, folder: Path, version: str) -> None:
+        """Write the set into ``folder``."""
         tasks, task_index = _tasks(self.reader, self.runs)
-        features = self._features()
-        stats = self._row_stats()
-        lines: dict[str, list[dict[str, Any]]] = {"episodes": [], "episodes_stats": []}
+        target = Target(folder=folder, features=self._features(), images=self.images, rate_hz=self.rate_hz)
         first = 0
-        for number, run in enumerate(self.runs):
-            columns = self._columns(run, number, first, task_index)
-            told = list(dict.fromkeys(tasks[index] for index in columns["task_index"].tolist()))
-            found = write_episode(self._files(folder, number), columns, self._frames(run), features)
-            scalars = {name: _scalar_stats(columns[name]) for name in _SCALARS}
-            lines["episodes"].append(self._line(run, number, told))
-            lines["episodes_stats"].append(
-                {"episode_index": number, "stats": {**next(stats)["stats"], **found, **scalars}}
+        with LAYOUTS[version](target) as layout:
+            stats = self._row_stats(layout.percentiles)
+            for number, run in enumerate(self.runs):
+                scalars = dict(self._scalars([run], number, first, task_index))
+                rows = {name: self.reader.rows(array)[run.start : run.stop] for name, array in self.signals.items()}
+                told = list(dict.fromkeys(tasks[index] for index in scalars["task_index"].tolist()))
+                entries = {name: _scalar_stats(values, layout.percentiles) for name, values in scalars.items()}
+                line = self._line(run, number, told)
+                layout.add(line, {**rows, **scalars}, self._frames(run), {**next(stats), **entries})
+                first += run.stop - run.start
+            layout.finish(
+                self._info(target.features, len(tasks)), tasks, self._all_stats(task_index, layout.percentiles)
             )
-            first += run.stop - run.start
-        lines["tasks"] = [{"task_index": index, "task": task} for index, task in enumerate(tasks)]
-        self._write_meta(folder / "meta", features, lines)
 
     def report(self, target: Path, version: str) -> ExportReport:
         """Say what was exported."""
@@ -197,25 +194,17 @@ class _Source:
             notes=self.notes,
         )
 
-    def _files(self, folder: Path, number: int) -> EpisodeFiles:
-        chunk = number // CHUNK_EPISODES
-        paths = {
-            name: folder / VIDEO_PATH.format(episode_chunk=chunk, episode_index=number, video_key=name)
-            for name in (self.views if self.images == "video" else ())
-        }
-        table = folder / DATA_PATH.format(episode_chunk=chunk, episode_index=number)
-        return EpisodeFiles(table=table, videos=paths, images=self.images, rate_hz=self.rate_hz)
-
-    def _columns(self, run: _Run, number: int, first: int, task_index: np.ndarray) -> dict[str, np.ndarray]:
-        frame = np.arange(run.stop - run.start, dtype=np.int64)
-        return {
-            **{name: self.reader.rows(array)[run.start : run.stop] for name, array in self.signals.items()},
-            "timestamp": (frame / self.rate_hz).astype(np.float32),
-            "frame_index": frame,
-            "episode_index": np.full_like(frame, number),
-            "index": frame + first,
-            "task_index": task_index[run.start : run.stop],
-        }
+    def _scalars(
+        self, runs: Sequence[_Run], number: int, first: int, task_index: np.ndarray
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield the columns that say where a row stands; ``number`` and ``first`` are those of the first run."""
+        lengths = np.array([run.stop - run.start for run in runs])
+        frame = np.arange(lengths.sum(), dtype=np.int64) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        yield "timestamp", (frame / self.rate_hz).astype(np.float32)
+        yield "frame_index", frame
+        yield "episode_index", np.repeat(np.arange(number, number + len(runs), dtype=np.int64), lengths)
+        yield "index", first + np.arange(lengths.sum(), dtype=np.int64)
+        yield "task_index", np.concatenate([task_index[run.start : run.stop] for run in runs])
 
     def _frames(self, run: _Run) -> Iterator[Frames]:
         for start in range(run.start, run.stop, BLOCK_STEPS):
@@ -226,17 +215,31 @@ class _Source:
                 view.fill(self.reader, steps, block[name])
             yield block
 
-    def _row_stats(self) -> Iterator[dict[str, Any]]:
-        """Yield LeRobot's statistics of each run: the dataset, cut so that every run has an episode of its own."""
+    def _samples(self) -> Samples:
+        """Return the dataset, cut so that every run has an episode of its own."""
         kept = np.zeros(self.reader.num_steps, np.bool_)
         for run in self.runs:
             kept[run.start : run.stop] = True
         ends = np.array([*(run.stop for run in self.runs[:-1]), self.reader.num_steps], np.int64)
         arrays = {array: self.reader.rows(array) for array in self.signals.values()}
-        samples = Samples(read_rows=lambda array, start, stop: arrays[array][start:stop], episode_ends=ends, valid=kept)
+        return Samples(read_rows=lambda array, start, stop: arrays[array][start:stop], episode_ends=ends, valid=kept)
+
+    def _row_stats(self, percentiles: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """Yield LeRobot's statistics of the rows of each run."""
+        for line in lerobot_episode_stats(self._samples(), tuple(self.signals.values()), percentiles):
+            yield self._named(line["stats"])
+
+    def _all_stats(self, task_index: np.ndarray, percentiles: Sequence[int]) -> dict[str, Any]:
+        """Return LeRobot's statistics of the rows of all runs, where the layout has room for them."""
+        if not percentiles:
+            return {}
+        scalars = self._scalars(self.runs, 0, 0, task_index)
+        found = self._named(lerobot_stats(self._samples(), tuple(self.signals.values())))
+        return {**found, **{name: _scalar_stats(values, percentiles) for name, values in scalars}}
+
+    def _named(self, stats: Mapping[str, Any]) -> dict[str, Any]:
         names = {LEROBOT_FEATURES.get(array, array): name for name, array in self.signals.items()}
-        for line in lerobot_episode_stats(samples, tuple(self.signals.values())):
-            yield {"stats": {names[name]: entry for name, entry in line["stats"].items()}}
+        return {names[name]: entry for name, entry in stats.items()}
 
     def _features(self) -> dict[str, Any]:
         features: dict[str, Any] = {}
@@ -260,7 +263,7 @@ class _Source:
         return {**features, **scalars}
 
     def _line(self, run: _Run, number: int, tasks: list[str]) -> dict[str, Any]:
-        """Return the line of episodes.jsonl; what LeRobot does not know, it passes over."""
+        """Return what is said of an episode; what LeRobot does not know, it passes over."""
         episode, begin = self.episodes[run.episode], self._begin(run.episode)
         return {
             "episode_index": number,
@@ -275,31 +278,23 @@ class _Source:
     def _begin(self, episode: int) -> int:
         return int(self.reader.rows("episode_ends")[episode - 1]) if episode else 0
 
-    def _write_meta(self, meta: Path, features: Mapping[str, Any], lines: Mapping[str, list[dict[str, Any]]]) -> None:
+    def _info(self, features: Mapping[str, Any], num_tasks: int) -> dict[str, Any]:
+        """Return what info.json says in every layout."""
         num_episodes = len(self.runs)
         robots = {json.loads(episode["details"] or "{}").get("robot_type") for episode in self.episodes}
         attributes = self.reader.info.attributes
-        info = {
-            "codebase_version": "v2.1",
+        return {
+            "codebase_version": "",
             "robot_type": robots.pop() if len(robots) == 1 and all(robots) else "unknown",
             "total_episodes": num_episodes,
             "total_frames": sum(run.stop - run.start for run in self.runs),
-            "total_tasks": len(lines["tasks"]),
-            "total_videos": num_episodes * len(self.views) if self.images == "video" else 0,
-            "total_chunks": -(-num_episodes // CHUNK_EPISODES),
-            "chunks_size": CHUNK_EPISODES,
+            "total_tasks": num_tasks,
+            "chunks_size": CHUNKS_SIZE,
             "fps": int(self.rate_hz) if self.rate_hz.is_integer() else self.rate_hz,
             "splits": {"train": f"0:{num_episodes}"},
-            "data_path": DATA_PATH,
-            "video_path": VIDEO_PATH if self.images == "video" else None,
             "features": features,
             "headrace": {"generation": self.reader.info.generation, "metadata_xxh3": attributes["metadata_xxh3"]},
         }
-        meta.mkdir()
-        (meta / "info.json").write_text(json.dumps(info, indent=4))
-        for name, rows in lines.items():
-            with (meta / f"{name}.jsonl").open("w") as file:
-                file.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
 
 
 def find_runs(episode_ends: Int64[np.ndarray, " episode"], kept: Bool[np.ndarray, " step"]) -> list[_Run]:
@@ -378,8 +373,10 @@ def _tasks(reader: DatasetReader, runs: Sequence[_Run]) -> tuple[list[str], Int6
     return texts, places[index]
 
 
-def _scalar_stats(values: np.ndarray) -> dict[str, list[float]]:
+def _scalar_stats(values: np.ndarray, percentiles: Sequence[int]) -> dict[str, list[float]]:
+    quantiles = np.quantile(values, [percent / 100 for percent in percentiles], method="inverted_cdf")
     return {
         "min": [values.min().item()], "max": [values.max().item()], "mean": [float(values.mean(dtype=np.float64))],
         "std": [float(values.std(dtype=np.float64))], "count": [len(values)],
+        **{f"q{percent:02d}": [float(value)] for percent, value in zip(percentiles, quantiles)},
     }  # fmt: skip

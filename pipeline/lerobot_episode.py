@@ -1,9 +1,8 @@
-"""One episode as LeRobot v2.1 lays it out: a Parquet table, its images embedded as Hugging Face's ``datasets`` does, or videos beside it."""
+"""Steps of an episode as LeRobot stores them: rows of a Parquet table, images embedded as Hugging Face's ``datasets`` does, or videos beside it."""
 
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from jaxtyping import UInt8
 from PIL import Image
 
 from pipeline.video_file import VideoFile
@@ -30,74 +30,80 @@ Frames = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeFiles:
-    """Where an episode goes."""
+class Outputs:
+    """Open files that an episode is appended to."""
 
-    table: Path
-    videos: Mapping[str, Path]
+    table: pq.ParquetWriter
+    videos: Mapping[str, VideoFile]
     """By feature; empty where images are embedded."""
     images: str
     """One of :data:`IMAGES`."""
-    rate_hz: float
 
 
-def write_episode(
-    files: EpisodeFiles, columns: Mapping[str, np.ndarray], frames: Iterator[Frames], features: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """Write table and videos of an episode; return the statistics of its images.
+def open_table(path: Path, features: Mapping[str, Any]) -> pq.ParquetWriter:
+    """Begin a table of steps that has the columns of info.json's ``features``; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return pq.ParquetWriter(path, step_schema(features), compression="snappy")
+
+
+def open_video(path: Path, feature: Mapping[str, Any], rate_hz: float) -> VideoFile:
+    """Return a video of a feature of info.json, yet to be entered."""
+    return VideoFile(path, feature["shape"][:2], rate_hz, VIDEO_OPTIONS)
+
+
+def write_episode(outputs: Outputs, columns: Mapping[str, np.ndarray], frames: Iterator[Frames]) -> "PictureCounts":
+    """Append an episode to table and videos; return what its images were.
 
     Parameters
     ----------
     columns
-        ``feature -> [step]`` or ``[step, dim]``, in the order of the table.
+        ``feature -> [step]`` or ``[step, dim]``.
     frames
-        Blocks of :data:`BLOCK_STEPS` steps, the last one shorter.
-    features
-        Of info.json, by which columns are ordered and described.
+        Blocks of :data:`BLOCK_STEPS` steps, the last one shorter. With embedded images each is a row group; without, an
+        episode is one.
     """
+    schema = outputs.table.schema
+    embedded = [name for name in schema.names if name not in columns]
     num_steps = len(next(iter(columns.values())))
-    files.table.parent.mkdir(parents=True, exist_ok=True)
-    stats = _PictureStats(_sampled(num_steps))
-    with ExitStack() as stack:
-        videos = {
-            name: stack.enter_context(VideoFile(path, features[name]["shape"][:2], files.rate_hz, VIDEO_OPTIONS))
-            for name, path in files.videos.items()
-        }
-        schema = _schema(columns, features)
-        table = stack.enter_context(pq.ParquetWriter(files.table, schema, compression="snappy"))
-        start = 0
-        for block in frames:
-            stop = start + len(next(iter(block.values()))) if block else min(start + BLOCK_STEPS, num_steps)
-            for name, pictures in block.items():
-                stats.add(name, start, pictures)
-                if name in videos:
-                    videos[name].write(pictures)
-            cells = {} if videos else {name: _cells(block[name], start, files.images) for name in block}
+    sampled = _sampled(num_steps)
+    counts = PictureCounts(len(sampled))
+    start = 0
+    for block in frames:
+        stop = min(start + BLOCK_STEPS, num_steps)
+        near = sampled[(sampled >= start) & (sampled < stop)] - start
+        for name, pictures in block.items():
+            counts.add(name, pictures[near])
+            if name in outputs.videos:
+                outputs.videos[name].write(pictures)
+        if embedded:
+            cells = {name: _cells(block[name], start, outputs.images) for name in embedded}
             rows = {name: _column(values[start:stop]) for name, values in columns.items()} | cells
-            table.write_table(pa.table([rows[name] for name in schema.names], schema=schema))
-            start = stop
-    return stats.finish()
+            outputs.table.write_table(pa.table([rows[name] for name in schema.names], schema=schema))
+        start = stop
+    if not embedded:
+        outputs.table.write_table(pa.table([_column(columns[name]) for name in schema.names], schema=schema))
+    return counts
 
 
-def _schema(columns: Mapping[str, np.ndarray], features: Mapping[str, Any]) -> pa.Schema:
-    """Return the table's schema with the description that ``datasets`` keeps in it."""
-    fields, described = [], {}
+def step_schema(features: Mapping[str, Any]) -> pa.Schema:
+    """Return a table's schema with the description that ``datasets`` keeps in it. A row of one number is a number, as in LeRobot."""
+    fields: list[pa.Field] = []
+    described: dict[str, dict[str, Any]] = {}
     for name, feature in features.items():
-        if name in columns:
-            values = columns[name]
-            kind, value = pa.from_numpy_dtype(values.dtype), {"dtype": feature["dtype"], "_type": "Value"}
-            is_vector = values.ndim == 2
-            fields.append(pa.field(name, pa.list_(kind, values.shape[1]) if is_vector else kind))
-            described[name] = {"feature": value, "length": values.shape[1], "_type": "Sequence"} if is_vector else value
-        elif feature["dtype"] == "image":
+        if feature["dtype"] == "image":
             fields.append(pa.field(name, _CELL))
             described[name] = {"_type": "Image"}
+        elif feature["dtype"] != "video":
+            kind, value = pa.from_numpy_dtype(feature["dtype"]), {"dtype": feature["dtype"], "_type": "Value"}
+            (width,) = feature["shape"]
+            fields.append(pa.field(name, pa.list_(kind, width) if width > 1 else kind))
+            described[name] = {"feature": value, "length": width, "_type": "Sequence"} if width > 1 else value
     return pa.schema(fields, metadata={"huggingface": json.dumps({"info": {"features": described}})})
 
 
 def _column(values: np.ndarray) -> pa.Array:
     flat = pa.array(np.ascontiguousarray(values).reshape(-1))
-    return flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+    return flat if values[:1].size == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
 
 def _cells(pictures: np.ndarray, start: int, images: str) -> pa.Array:
@@ -128,26 +134,35 @@ def _sampled(num_steps: int) -> np.ndarray:
 
 
 @dataclass(slots=True)
-class _PictureStats:
-    """Moments of each channel over sampled frames, in whole numbers, so that nothing rounds before the end."""
+class PictureCounts:
+    """How often each channel of some frames had each value, in whole numbers, so that nothing rounds before the end."""
 
-    steps: np.ndarray
+    num_frames: int = 0
     counts: dict[str, np.ndarray] = field(default_factory=dict)
-    """``feature -> int64[3, 256]``: how often each channel had each value."""
+    """``feature -> int64[3, 256]``."""
 
-    def add(self, name: str, start: int, pictures: np.ndarray) -> None:
-        """Count those of ``pictures``, the first of which is step ``start``, that are sampled."""
-        counts = self.counts.setdefault(name, np.zeros((3, 256), np.int64))
-        for step in self.steps[(self.steps >= start) & (self.steps < start + len(pictures))].tolist():
+    def add(self, name: str, pictures: UInt8[np.ndarray, "n height width 3"]) -> None:
+        """Count pictures of one feature."""
+        counts = self._of(name)
+        for picture in pictures:
             for channel in range(3):
-                counts[channel] += np.bincount(pictures[step - start, ..., channel].reshape(-1), minlength=256)
+                counts[channel] += np.bincount(picture[..., channel].reshape(-1), minlength=256)
 
-    def finish(self) -> dict[str, dict[str, Any]]:
-        """Return LeRobot's entries: values in [0, 1], shaped (3, 1, 1), ``count`` in frames."""
-        return {name: self._entry(counts) for name, counts in self.counts.items()}
+    def merge(self, other: "PictureCounts") -> None:
+        """Add the counts of other frames."""
+        self.num_frames += other.num_frames
+        for name, counts in other.counts.items():
+            self._of(name)[...] += counts
 
-    def _entry(self, counts: np.ndarray) -> dict[str, Any]:
-        levels, total = np.arange(256) / 255, counts.sum(axis=1)
+    def entries(self, percentiles: Sequence[int] = ()) -> dict[str, dict[str, Any]]:
+        """Return LeRobot's entries: values in [0, 1], shaped (3, 1, 1), ``count`` in frames; quantiles are values that occur."""
+        return {name: self._entry(counts, percentiles) for name, counts in self.counts.items()}
+
+    def _of(self, name: str) -> np.ndarray:
+        return self.counts.setdefault(name, np.zeros((3, 256), np.int64))
+
+    def _entry(self, counts: np.ndarray, percentiles: Sequence[int]) -> dict[str, Any]:
+        levels, total, reached = np.arange(256) / 255, counts.sum(axis=1), counts.cumsum(axis=1)
         mean = counts @ levels / total
         std = np.sqrt(
             [row @ (levels - middle) ** 2 / num for row, middle, num in zip(counts, mean, total, strict=True)]
@@ -156,5 +171,8 @@ class _PictureStats:
         values: dict[str, Sequence[float] | np.ndarray] = {
             "min": [row[0] for row in present], "max": [row[-1] for row in present], "mean": mean, "std": std,
         }  # fmt: skip
+        for percent in percentiles:
+            ranks = -(-total * percent // 100)
+            values[f"q{percent:02d}"] = [levels[np.searchsorted(row, rank)] for row, rank in zip(reached, ranks)]
         entry: dict[str, Any] = {name: np.reshape(value, (3, 1, 1)).tolist() for name, value in values.items()}
-        return {**entry, "count": [len(self.steps)]}
+        return {**entry, "count": [self.num_frames]}

@@ -92,7 +92,9 @@ def lerobot_stats(samples: Samples, arrays: Sequence[str] = (STATE, ACTIONS), *,
     }
 
 
-def lerobot_episode_stats(samples: Samples, arrays: Sequence[str] = (STATE, ACTIONS)) -> Iterator[dict[str, Any]]:
+def lerobot_episode_stats(
+    samples: Samples, arrays: Sequence[str] = (STATE, ACTIONS), percentiles: Sequence[int] = ()
+) -> Iterator[dict[str, Any]]:
     """Yield the lines of LeRobot 2.1's ``episodes_stats.jsonl``, over the valid steps of each episode.
 
     ``episode_index`` is the dataset's. An episode without a valid step has no line, as it has no statistics: an export
@@ -106,7 +108,13 @@ def lerobot_episode_stats(samples: Samples, arrays: Sequence[str] = (STATE, ACTI
             for array in arrays:
                 rows = samples.rows(array, start, stop, num_dims=samples.num_dims(array))
                 with locate(array=array, episode=episode):
-                    summary = stats.finalize(stats.moments(rows, weights), {})
+                    found = stats.moments(rows, weights)
+                    kept = np.where(np.isfinite(rows[weights > 0]), rows[weights > 0], np.nan)
+                    quantiles = {
+                        percent: np.nanquantile(kept, percent / 100, axis=0, method="inverted_cdf").astype(np.float64)
+                        for percent in (percentiles if found.count.all() else ())
+                    }
+                    summary = stats.finalize(found, quantiles)
                 features[LEROBOT_FEATURES.get(array, array)] = _lerobot_entry(summary)
             yield {"episode_index": episode, "stats": features}
         start = stop

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -15,12 +16,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pipeline import export_lerobot as module
+from pipeline import lerobot_layouts as layouts
 from pipeline.cluster import ClusterOptions
 from pipeline.conversion import convert
 from pipeline.demo.lerobot import write_lerobot_set
 from pipeline.export_lerobot import ExportReport, export_lerobot, find_runs
 from pipeline.graph import frames, signals
-from pipeline.lerobot_episode import IMAGES
+from pipeline.lerobot_episode import step_schema
+from pipeline.lerobot_layouts import LAYOUTS
 from pipeline.loaders import MultiViewLoader
 from pipeline.readers.lerobot import LeRobotReader
 from schemas.errors import ChecksumError, DatasetError, UsageError
@@ -66,11 +69,12 @@ def check(built: Built, target: Path, runs: Sequence[tuple[int, int]], view: str
         assert difference.mean() <= tolerance
 
 
-def test_an_export_comes_back_as_it_was(built: Built, tmp_path: Path) -> None:
-    report = export_lerobot(built.root, tmp_path / "set")
+@pytest.mark.parametrize("version", LAYOUTS)
+def test_an_export_comes_back_as_it_was(built: Built, tmp_path: Path, version: str) -> None:
+    report = export_lerobot(built.root, tmp_path / "set", version=version)
     assert report == ExportReport(
         target=str(tmp_path / "set"),
-        version="2.1",
+        version=version,
         num_episodes=4,
         num_steps=20,
         features=("action", "observation.state", "observation.images.main", "observation.images.side"),
@@ -82,12 +86,47 @@ def test_an_export_comes_back_as_it_was(built: Built, tmp_path: Path) -> None:
         check(built, tmp_path / "set", RUNS, view)
 
 
+@pytest.mark.parametrize("version", LAYOUTS)
 @pytest.mark.parametrize(("images", "tolerance"), [("jpeg", 12), ("video", 25)])
-def test_lossy_images_come_back_nearly_and_in_their_places(tmp_path: Path, images: str, tolerance: float) -> None:
-    built = build_dataset(tmp_path / "out", size=SIZE, missing={"side": []})
-    export_lerobot(built.root, tmp_path / "set", images=images)
+def test_lossy_images_come_back_nearly_and_in_their_places(
+    built: Built, tmp_path: Path, images: str, tolerance: float, version: str
+) -> None:
+    export_lerobot(built.root, tmp_path / "set", images=images, version=version)
     check(built, tmp_path / "set", RUNS, "main", tolerance=tolerance)
-    assert len(list((tmp_path / "set").rglob("*.mp4"))) == (8 if images == "video" else 0)
+    num_videos = {"2.1": 8, "3.0": 2}[version] if images == "video" else 0
+    assert len(list((tmp_path / "set").rglob("*.mp4"))) == num_videos
+
+
+@pytest.mark.parametrize("images", ["png", "video"])
+def test_files_that_are_full_are_followed_by_others(
+    built: Built, tmp_path: Path, images: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("DATA_MB", 0), ("VIDEO_MB", 0), ("EPISODES_AT_ONCE", 2)):
+        monkeypatch.setattr(layouts, name, value)
+    export_lerobot(built.root, tmp_path / "set", images=images, version="3.0")
+    check(built, tmp_path / "set", RUNS, "main", tolerance=25 if images == "video" else 0)
+    names = [f"chunk-000/file-{number:03d}" for number in range(4)]
+    assert found_files(tmp_path / "set/data") == [f"{name}.parquet" for name in names]
+    assert found_files(tmp_path / "set/meta/episodes") == [f"{name}.parquet" for name in names[:2]]
+    videos = tmp_path / "set/videos/observation.images.side"
+    assert found_files(videos) == ([f"{name}.mp4" for name in names] if images == "video" else [])
+
+
+def test_videos_are_followed_by_others_before_their_times_are_too_coarse(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layouts, "MAX_VIDEO_S", 1.3)
+    export_lerobot(built.root, tmp_path / "set", images="video", version="3.0")
+    check(built, tmp_path / "set", RUNS, "side", tolerance=25)
+    key = "videos/observation.images.side"
+    rows = pq.read_table(tmp_path / "set/meta/episodes").to_pylist()
+    assert [row[f"{key}/file_index"] for row in rows] == [0, 0, 0, 1]
+    assert [row[f"{key}/from_timestamp"] for row in rows] == [0.0, 0.5, 0.6, 0.0]
+    assert [row[f"{key}/to_timestamp"] for row in rows] == [0.5, 0.6, 1.3, 0.7]
+
+
+def found_files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 def test_smooth_frames_come_back_from_a_video_each_as_itself(tmp_path: Path) -> None:
@@ -132,6 +171,61 @@ def test_metadata_is_what_lerobot_reads(built: Built, tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [line["source_steps"] for line in episodes] == [[0, 5], [0, 1], [2, 9], [0, 7]]
     assert lines(target, "tasks") == [{"task_index": 0, "task": "task 0"}, {"task_index": 1, "task": "task 1"}]
+
+
+def test_metadata_of_version_3_says_where_each_episode_lies(built: Built, tmp_path: Path) -> None:
+    target = tmp_path / "set"
+    export_lerobot(built.root, target, version="3.0")
+    info = json.loads((target / "meta/info.json").read_text())
+    expected = {
+        "codebase_version": "v3.0", "total_episodes": 4, "total_frames": 20, "total_tasks": 2, "chunks_size": 1000,
+        "fps": 10, "splits": {"train": "0:4"}, "video_path": None, "data_files_size_in_mb": 100,
+        "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet", "video_files_size_in_mb": 200,
+    }  # fmt: skip
+    assert {key: info[key] for key in expected} == expected
+    assert not {"total_chunks", "total_videos"} & info.keys()
+    rows = pq.read_table(target / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    assert [row["episode_index"] for row in rows] == [0, 1, 2, 3]
+    assert [(row["dataset_from_index"], row["dataset_to_index"]) for row in rows] == [(0, 5), (5, 6), (6, 13), (13, 20)]
+    assert [row["tasks"] for row in rows] == [["task 0"], ["task 1"], ["task 1"], ["task 0"]]
+    assert {
+        row[f"{at}/{key}"] for row in rows for at in ("data", "meta/episodes") for key in ("chunk_index", "file_index")
+    } == {0}
+    tasks = pd.read_parquet(target / "meta/tasks.parquet")
+    assert (tasks.index.name, list(tasks.index), list(tasks["task_index"])) == ("task", ["task 0", "task 1"], [0, 1])
+    table = pq.read_table(target / "data/chunk-000/file-000.parquet")
+    assert table["index"].to_pylist() == list(range(20))
+    assert table["episode_index"].to_pylist() == [0] * 5 + [1] + [2] * 7 + [3] * 7
+
+
+def test_statistics_of_version_3_are_those_of_the_rows_and_frames_with_quantiles(built: Built, tmp_path: Path) -> None:
+    target = tmp_path / "set"
+    export_lerobot(built.root, target, version="3.0")
+    rows = pq.read_table(target / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    total = json.loads((target / "meta/stats.json").read_text())
+    entries = [{key: row[f"stats/action/{key}"] for key in total["action"]} for row in rows]
+    kept = np.concatenate([np.arange(start, stop) for start, stop in RUNS])
+    for steps, entry in [*((np.arange(*run), entry) for run, entry in zip(RUNS, entries)), (kept, total["action"])]:
+        values = built.arrays["actions"][steps].astype(np.float64)
+        assert entry["count"] == [len(steps)]
+        np.testing.assert_allclose(entry["std"], values.std(axis=0), rtol=1e-12, atol=1e-12)
+        for percent in (1, 10, 50, 90, 99):
+            quantiles = np.quantile(values, percent / 100, axis=0, method="inverted_cdf")
+            np.testing.assert_array_equal(entry[f"q{percent:02d}"], quantiles)
+    pictures = built.arrays["rgb_side"][kept].reshape(-1, 3) / 255
+    entry = total["observation.images.side"]
+    assert (np.shape(entry["mean"]), entry["count"]) == ((3, 1, 1), [20])
+    np.testing.assert_allclose(np.ravel(entry["mean"]), pictures.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(np.ravel(entry["q90"]), np.quantile(pictures, 0.9, axis=0, method="inverted_cdf"))
+    assert (total["frame_index"]["max"], total["index"]["q50"], total["episode_index"]["q99"]) == ([6], [9.0], [3.0])
+    assert total.keys() == {key.split("/")[1] for key in rows[0] if key.startswith("stats/")}
+
+
+def test_rows_of_one_number_are_numbers() -> None:
+    features = {"action": {"dtype": "float32", "shape": [1]}, "observation.state": {"dtype": "float64", "shape": [2]}}
+    schema = step_schema(features)
+    assert [str(field.type) for field in schema] == ["float", "fixed_size_list<item: double>[2]"]
+    assert json.loads(schema.metadata[b"huggingface"])["info"]["features"]["action"]["_type"] == "Value"
 
 
 def test_tables_have_the_columns_and_the_description_of_hugging_face(built: Built, tmp_path: Path) -> None:
@@ -191,7 +285,7 @@ def test_frames_stored_normalised_are_exported_as_pixels(tmp_path: Path) -> None
 
 
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(built: Built, tmp_path: Path) -> None:
-    for wrong in ({"images": "gif"}, {"version": "3.0"}, {"views": ["top"]}):
+    for wrong in ({"images": "gif"}, {"version": "3.1"}, {"views": ["top"]}):
         with pytest.raises(UsageError):
             export_lerobot(built.root, tmp_path / "set", **wrong)  # type: ignore[arg-type]
     (tmp_path / "there").mkdir()
@@ -215,20 +309,21 @@ def test_rates_that_differ_are_refused() -> None:
         module._rate([0.0])
 
 
-def test_a_damaged_frame_ends_the_export_and_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", LAYOUTS)
+def test_a_damaged_frame_ends_the_export_and_leaves_nothing(tmp_path: Path, version: str) -> None:
     built = build_dataset(tmp_path / "out", size=SIZE, missing={"side": []})
     flip(built.root / "rgb_side/c.1.0.0.0", 40)
     with pytest.raises(ChecksumError):
-        export_lerobot(built.root, tmp_path / "set")
+        export_lerobot(built.root, tmp_path / "set", images="video", version=version)
     assert os.listdir(tmp_path) == ["out"]
 
 
-@pytest.mark.parametrize("images", IMAGES)
-def test_an_export_of_equal_data_has_equal_bytes(built: Built, tmp_path: Path, images: str) -> None:
+@pytest.mark.parametrize(("images", "version"), [("png", "3.0"), ("jpeg", "2.1"), ("video", "2.1"), ("video", "3.0")])
+def test_an_export_of_equal_data_has_equal_bytes(built: Built, tmp_path: Path, images: str, version: str) -> None:
     for name in ("a", "b"):
-        export_lerobot(built.root, tmp_path / name, images=images)
-    files = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file())
-    assert files == sorted(path.relative_to(tmp_path / "b") for path in (tmp_path / "b").rglob("*") if path.is_file())
+        export_lerobot(built.root, tmp_path / name, images=images, version=version)
+    files = found_files(tmp_path / "a")
+    assert files == found_files(tmp_path / "b")
     assert all((tmp_path / "a" / path).read_bytes() == (tmp_path / "b" / path).read_bytes() for path in files)
 
 
