@@ -1,7 +1,7 @@
 """Stages 3, 4 and 8 of the walk for the numbers of one shard: read, align, check."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -9,10 +9,11 @@ from pipeline.graph import signals
 from pipeline.motion import TRAVEL, check_motion, pose_columns
 from pipeline.plan import PlannedEpisode
 from pipeline.readers.protocol import Reader
+from pipeline.stream_clocks import StreamClock, gap_faults, own_clock
 from pipeline.views import Bindings
 from schemas.errors import Reason, SourceError, locate
-from schemas.recipe import Recipe
-from schemas.source import Fault
+from schemas.recipe import ALIGNMENTS, Recipe
+from schemas.source import EpisodeRef, Fault
 from tasks.align import Alignment, align
 from tasks.quality import runs
 
@@ -50,13 +51,20 @@ class Rows:
     faults: list[Fault]
     before: tuple[int, float] | None = None
     """Recorded step and time that serve the step before the segment's first; None at the episode's start."""
+    clocks: dict[str, StreamClock] = field(default_factory=dict)
+    """Of views and columns that have recorded steps of their own, by name."""
+
+    def recorded(self, name: str) -> tuple[EpisodeRef, dict[str, Alignment]]:
+        """Return the episode in the steps of a view or column, and how those serve the segment's."""
+        clock = self.clocks.get(name)
+        return (clock.ref, clock.alignment) if clock else (self.segment.episode.ref, self.alignment)
 
     @property
     def steps(self) -> np.ndarray:
         """Recorded steps that serve the segment's."""
         return self.alignment["nearest"].lower
 
-    def refuse(self, steps: np.ndarray, fault: Fault) -> None:
+    def refuse(self, steps: np.ndarray | slice, fault: Fault) -> None:
         """Make rows invalid and keep the reason."""
         self.columns["valid"][steps] = False
         self.faults.append(fault)
@@ -75,6 +83,7 @@ def read_rows(segment: Segment, want: RowsWanted) -> Rows:
             return part
         try:
             _align_rows(part, want.recipe)
+            _align_streams(part, want)
             _fill_rows(part, want)
         except SourceError as error:
             _refuse_all(part, error)
@@ -96,7 +105,7 @@ def _empty_rows(segment: Segment, want: RowsWanted) -> Rows:
     columns[TRAVEL] = np.full(count, np.nan, np.float32)
     columns.update({name: np.zeros(count, np.bool_) for name in want.masks})
     identity = Alignment(local, local, np.zeros(count), np.zeros(count))
-    part = Rows(segment, dict.fromkeys(("nearest", "previous", "linear"), identity), columns, [])
+    part = Rows(segment, dict.fromkeys(ALIGNMENTS, identity), columns, [])
     if not segment.episode.is_resampled:
         columns["source_step"][:] = local
     if want.refused:
@@ -161,6 +170,34 @@ def _align_rows(part: Rows, recipe: Recipe) -> None:
     _check_periods(part, np.diff(times_s, prepend=np.nan)[segment.start - first :], recipe)
 
 
+def _align_streams(part: Rows, want: RowsWanted) -> None:
+    """Align streams that have clocks of their own; a step that nothing recorded serves is refused."""
+    reader, ref = part.segment.reader, part.segment.episode.ref
+    methods: dict[str, set[str]] = {}
+    for signal in want.recipe.signals:
+        for place, column in enumerate(want.bindings.signals.get(signal.name, ())):
+            methods.setdefault(column, set()).add(signal.method(place))
+    views = [want.bindings.view(ref, view.name) for view in want.recipe.views]
+    methods |= {view: {"nearest"} for view in views if view}
+    period_s = 1 / ref.rate_hz if ref.rate_hz else 0.0
+    for name, wanted in methods.items():
+        clock = own_clock(reader, ref, name, part.columns["timestamp_s"], part.clocks.values())
+        if clock is None:
+            continue
+        part.clocks[name] = clock
+        for method in sorted(wanted):
+            gaps, limit_s = clock.gaps(method, want.recipe.tolerance_s, period_s)
+            for steps, fault in gap_faults(clock, name, method, gaps, limit_s):
+                part.refuse(steps, fault)
+
+
+def _record_errors(part: Rows) -> None:
+    """Let ``align_error_s`` be that of the stream that lies furthest from a step."""
+    errors_s = [part.columns["align_error_s"], *(clock.alignment["nearest"].error_s for clock in part.clocks.values())]
+    stacked = np.stack(errors_s)
+    part.columns["align_error_s"][:] = stacked[np.abs(stacked).argmax(axis=0), np.arange(stacked.shape[1])]
+
+
 def _check_periods(part: Rows, periods_s: np.ndarray, recipe: Recipe) -> None:
     """Note steps that come later after the step before than the nominal rate and the tolerance allow."""
     rate_hz, action = part.segment.episode.ref.rate_hz, recipe.checks.time_gap
@@ -201,6 +238,7 @@ def _fill_rows(part: Rows, want: RowsWanted) -> None:
         _refuse_non_finite(part, bad, bad & ~faulty, name)
     part.columns["valid"] &= ~faulty
     check_motion(part, {column: values for (name, column), values in found.items() if not name}, want.recipe.checks)
+    _record_errors(part)
     if ("", "instruction_index") in found:
         index = np.nan_to_num(found["", "instruction_index"][:, 0], nan=0.0)
         part.columns["instruction_index"][:] = np.where(
@@ -214,39 +252,47 @@ def _read_columns(part: Rows, want: RowsWanted) -> tuple[dict[tuple[str, str], n
     Returns rows by ``(signal, column)``, and which rows a fault already explains.
     """
     ref, faulty = part.segment.episode.ref, np.zeros(len(part.steps), np.bool_)
-    methods = {signal.name: signal.align for signal in want.recipe.signals}
-    wanted = [(methods[name], name, column) for name, columns in want.bindings.signals.items() for column in columns]
+    methods = {signal.name: signal for signal in want.recipe.signals}
+    wanted = [
+        (methods[name].method(place), name, column)
+        for name, columns in want.bindings.signals.items()
+        for place, column in enumerate(columns)
+    ]
     if any(signal.name == "instruction_index" for signal in ref.signals):
         wanted.append(("nearest", "", "instruction_index"))
     used = {column for _, _, column in wanted}
     places, heading = pose_columns(ref, want.recipe.checks)
     wanted += [("nearest", "", column) for column in (*places, heading) if column]
-    groups: dict[int, list[tuple[str, str, str]]] = {}
+    groups: dict[tuple[int, str], list[tuple[str, str, str]]] = {}
     for item in wanted:
-        groups.setdefault(id(part.alignment[item[0]]), []).append(item)
+        _, alignment = part.recorded(item[2])
+        mixed = item[0] if item[0] == "slerp" else ""
+        groups.setdefault((id(alignment[item[0]]), mixed), []).append(item)
     found: dict[tuple[str, str], np.ndarray] = {}
     for items in groups.values():
-        alignment = part.alignment[items[0][0]]
+        method, _, first = items[0]
+        own, alignments = part.recorded(first)
         names = list(dict.fromkeys(column for _, _, column in items))
-        values, faults = _mixed(part.segment, names, alignment)
+        values, faults = _mixed(part.segment.reader, own, names, alignments[method], is_rotation=method == "slerp")
         faults = tuple(f for f in faults if f.stream not in names or f.stream in used)  # a lost pose condemns no step
         part.faults += [fault for fault in faults if fault not in part.faults]
         for fault in faults:
-            whole = fault.start == fault.stop
-            faulty |= whole | ((alignment.lower >= fault.start) & (alignment.lower < fault.stop))
+            whole, lower = fault.start == fault.stop, alignments[method].lower
+            faulty |= whole | ((lower >= fault.start) & (lower < fault.stop))
         ends = np.cumsum([ref.signal(name).size for name in names])
         rows = dict(zip(names, np.split(values, ends[:-1], axis=1), strict=True))
         found.update({(name, column): rows[column] for _, name, column in items})
     return found, faulty
 
 
-def _mixed(segment: Segment, columns: list[str], alignment: Alignment) -> tuple[np.ndarray, tuple[Fault, ...]]:
-    ref = segment.episode.ref
-    lower, faults = signals(segment.reader, ref, columns, alignment.lower)
+def _mixed(
+    reader: Reader, ref: EpisodeRef, columns: list[str], alignment: Alignment, *, is_rotation: bool
+) -> tuple[np.ndarray, tuple[Fault, ...]]:
+    lower, faults = signals(reader, ref, columns, alignment.lower)
     if np.array_equal(alignment.lower, alignment.upper):
         return lower, faults
-    upper, more = signals(segment.reader, ref, columns, alignment.upper)
-    return alignment.mix(lower, upper), faults + more
+    upper, more = signals(reader, ref, columns, alignment.upper)
+    return alignment.mix(lower, upper, is_rotation=is_rotation), faults + more
 
 
 def _refuse_non_finite(part: Rows, bad: np.ndarray, unexplained: np.ndarray, name: str) -> None:

@@ -277,7 +277,9 @@ def _frames(job: ShardJob, spec: ArraySpec, part: Rows) -> Iterator[np.ndarray |
         yield from (None for _ in part.steps)
         return
     store, odd_sizes = _storer(job.recipe, spec), dict[int, tuple[int, int]]()
-    found = frames(part.segment.reader, episode.ref, source_view, part.steps, target, odd_sizes=odd_sizes)
+    ref, alignment = part.recorded(source_view)
+    steps = alignment["nearest"].lower
+    found = frames(part.segment.reader, ref, source_view, steps, target, odd_sizes=odd_sizes)
     for row, frame in enumerate(found):
         if isinstance(frame, Fault):
             part.refuse(np.array([row]), frame)
@@ -285,14 +287,15 @@ def _frames(job: ShardJob, spec: ArraySpec, part: Rows) -> Iterator[np.ndarray |
         else:
             yield store(frame)
     if job.recipe.checks.view_size != "off":
-        _note_sizes(part, episode.ref.view(source_view), odd_sizes, is_warning=job.recipe.checks.view_size == "warn")
+        _note_sizes(part, ref.view(source_view), odd_sizes, is_warning=job.recipe.checks.view_size == "warn")
 
 
 def _note_sizes(part: Rows, view: ViewInfo, odd_sizes: Mapping[int, tuple[int, int]], *, is_warning: bool) -> None:
     """Note runs of frames of another size than declared."""
-    found = np.isin(part.steps, list(odd_sizes))
+    steps = part.recorded(view.name)[1]["nearest"].lower
+    found = np.isin(steps, list(odd_sizes))
     for start, stop in runs(found):
-        first, last = int(part.steps[start]), int(part.steps[stop - 1])
+        first, last = int(steps[start]), int(steps[stop - 1])
         height, width = odd_sizes[first]
         fault = Fault(
             reason=Reason.WRONG_SHAPE,

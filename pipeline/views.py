@@ -1,6 +1,6 @@
 """Which source view serves which target view, and which columns make which signal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.errors import PlanError, UsageError
@@ -38,7 +38,20 @@ def bind(recipe: Recipe, indexes: Sequence[SourceIndex]) -> Bindings:
     signals = {signal.name: signal.columns or _default_columns(signal.name, indexes) for signal in recipe.signals}
     signals = {name: columns for name, columns in signals.items() if columns}
     sizes = {name: _size(name, columns, episodes) for name, columns in signals.items()}
+    _check_rotations(recipe, signals, episodes)
     return Bindings(_bind_views(recipe, episodes), signals, sizes, _bind_tensors(recipe, indexes))
+
+
+def _check_rotations(recipe: Recipe, signals: Mapping[str, tuple[str, ...]], episodes: Sequence[EpisodeRef]) -> None:
+    """Raise UsageError where slerp is asked for of columns that are no quaternions."""
+    sizes = {signal.name: signal.size for episode in episodes for signal in episode.signals}
+    for signal in recipe.signals:
+        for place, column in enumerate(signals.get(signal.name, ())):
+            if signal.method(place) == "slerp" and sizes[column] % 4:
+                raise UsageError(
+                    f"expected quaternions of 4 values in {column!r} for slerp, found {sizes[column]} values; give each column its own "
+                    f'way, [signals.{signal.name}] align = ["linear", "slerp"]'
+                )
 
 
 def _bind_tensors(recipe: Recipe, indexes: Sequence[SourceIndex]) -> tuple[SignalInfo, ...]:

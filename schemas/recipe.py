@@ -14,7 +14,7 @@ RESIZES = ("pad", "stretch", "crop")
 FILTERS = ("bilinear", "bicubic", "box")
 DECODES = ("exact", "fast")
 MISSING = ("mask", "drop-episode", "stop")
-ALIGNMENTS = ("nearest", "previous", "linear")
+ALIGNMENTS = ("nearest", "previous", "linear", "slerp")
 PLANNER_NORMALIZE = ("published", "none")
 GIVEN_NORMALIZATION = ".json"
 """End of the name of a file of Diffusion Planner's that a recipe may name instead."""
@@ -73,11 +73,20 @@ class SignalRecipe:
     name: str
     columns: tuple[str, ...] = ()
     """Source signals to join; empty takes the format's documented default."""
-    align: str = "nearest"
-    """How recorded rows become rows of the output grid, where the rates differ."""
+    align: tuple[str, ...] = ("nearest",)
+    """How recorded rows become rows of the output grid, where the rates differ: one way, or one for each column."""
+
+    def method(self, place: int) -> str:
+        """Return how the column at ``place`` is aligned."""
+        return self.align[place if len(self.align) > 1 else 0]
 
     def __post_init__(self) -> None:
-        one_of("align", self.align, ALIGNMENTS)
+        for method in self.align:
+            one_of("align", method, ALIGNMENTS)
+        if len(self.align) != 1 and len(self.align) != len(self.columns):
+            raise RecipeError(
+                f"expected one `align`, or one for each of the columns {list(self.columns)}, found {list(self.align)}; correct signals.{self.name}"
+            )
         _identifier("signal", self.name)
 
 
@@ -256,7 +265,10 @@ def recipe_to_mapping(recipe: Recipe) -> dict[str, Any]:
         }
         for view in recipe.views
     ]
-    out["signals"] = [{"name": s.name, "from": list(s.columns), "align": s.align} for s in recipe.signals]
+    out["signals"] = [
+        {"name": s.name, "from": list(s.columns), "align": list(s.align) if len(s.align) > 1 else s.align[0]}
+        for s in recipe.signals
+    ]
     return out
 
 

@@ -1,7 +1,7 @@
 """What a raw recording is, before anything of it is decoded."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -83,6 +83,14 @@ class EpisodeRef:
                 return signal
         found = [s.name for s in self.signals]
         raise SchemaError(f"expected one of the signals {found}, found {name!r}; see `inspect`")
+
+
+def declare_all_views(episodes: Sequence[EpisodeRef]) -> Iterator[EpisodeRef]:
+    """Yield the episodes with the views of all of them, those of others as absent."""
+    views = {view.name: replace(view, present=False) for ref in episodes for view in ref.views}
+    for ref in episodes:
+        own = {view.name: view for view in ref.views}
+        yield replace(ref, views=tuple(own.get(name, view) for name, view in views.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

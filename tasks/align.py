@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from schemas.errors import Reason, SourceError
+from tasks.rotations import slerp
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,16 +16,19 @@ class Alignment:
     lower: Int[np.ndarray, " grid"]
     """Recorded step at or before, or the nearest one."""
     upper: Int[np.ndarray, " grid"]
-    """Recorded step with which ``lower`` is mixed; equal to it except for linear alignment."""
+    """Recorded step with which ``lower`` is mixed; equal to it except for linear and slerp alignment."""
     weight: Float[np.ndarray, " grid"]
     """Share of ``upper`` in the mixture, in [0, 1]."""
     error_s: Float[np.ndarray, " grid"]
     """Time of the nearest contributing recorded step minus time of the grid step."""
 
     def mix(
-        self, lower: Float[np.ndarray, "grid dim"], upper: Float[np.ndarray, "grid dim"]
+        self, lower: Float[np.ndarray, "grid dim"], upper: Float[np.ndarray, "grid dim"], *, is_rotation: bool = False
     ) -> Float[np.ndarray, "grid dim"]:
-        """Return ``lower + weight * (upper - lower)``, exact where the weight is 0."""
+        """Return ``lower + weight * (upper - lower)``, exact where the weight is 0; of quaternions, four columns each, their slerp."""
+        if is_rotation:
+            pairs = zip(np.split(lower, lower.shape[1] // 4, axis=1), np.split(upper, upper.shape[1] // 4, axis=1))
+            return np.concatenate([slerp(start, stop, self.weight) for start, stop in pairs], axis=1)
         return np.where(self.weight[:, None] == 0, lower, lower + self.weight[:, None] * (upper - lower))
 
 
@@ -38,7 +42,7 @@ def grid_length(duration_s: float, rate_hz: float) -> int:
 
 
 def align(recorded_s: Float[np.ndarray, " recorded"], grid_s: Float[np.ndarray, " grid"], method: str) -> Alignment:
-    """Align increasing recorded times to the output grid by ``nearest``, ``previous`` or ``linear``.
+    """Align increasing recorded times to the output grid by ``nearest``, ``previous``, ``linear`` or ``slerp``.
 
     Before the first and after the last recorded step that step is held; ``error_s`` says how far away it is.
     Ties of ``nearest`` go to the earlier step. SourceError (time-order) where ``recorded_s`` does not increase.

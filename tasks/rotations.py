@@ -157,3 +157,25 @@ _FROM_MATRIX: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "rot6d_columns": lambda matrix: rot6d_rows_from_matrix(_transposed(matrix)),
     "axis_angle": axis_angle_from_matrix,
 }
+
+
+def slerp(
+    lower: Float[np.ndarray, "n 4"], upper: Float[np.ndarray, "n 4"], weight: Float[np.ndarray, " n"]
+) -> Float[np.ndarray, "n 4"]:
+    """Turn from one unit quaternion towards another at constant speed, the shorter way; ``weight`` 0 returns ``lower`` as it is.
+
+    ``(sin((1 - w) a) lower + sin(w a) upper) / sin(a)`` with the angle ``a`` between them (Shoemake, SIGGRAPH 1985). The same whether w comes
+    first or last. Lengths are made 1; a quaternion of no length gives NaN.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        start = lower / np.linalg.norm(lower, axis=1, keepdims=True)
+        stop = upper / np.linalg.norm(upper, axis=1, keepdims=True)
+    stop = np.where((start * stop).sum(axis=1, keepdims=True) < 0, -stop, stop)
+    # By the chord: near 0, where the arc cosine of a dot product keeps half the digits, it keeps all.
+    angle = 2 * np.arcsin(np.clip(np.linalg.norm(stop - start, axis=1) / 2, 0, 1))
+    sine = np.sin(angle)
+    is_small = sine < 1e-12
+    safe = np.where(is_small, 1.0, sine)
+    first = np.where(is_small, 1 - weight, np.sin((1 - weight) * angle) / safe)
+    second = np.where(is_small, weight, np.sin(weight * angle) / safe)
+    return np.where(weight[:, None] == 0, lower, first[:, None] * start + second[:, None] * stop)

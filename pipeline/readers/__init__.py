@@ -19,6 +19,7 @@ from pipeline.readers.planner_npz import PlannerNpzReader
 from pipeline.readers.protocol import Reader
 from pipeline.readers.rlds import RldsReader
 from pipeline.readers.robomimic import RobomimicReader
+from pipeline.readers.rosbag import RosbagReader
 from schemas.errors import Reason, SourceError, UsageError
 
 READERS: dict[
@@ -33,6 +34,7 @@ READERS: dict[
         | RobomimicReader
         | RldsReader
         | DiffusionPolicyReader
+        | RosbagReader
         | NpyReader
         | CarlaDumpReader
         | PlannerNpzReader
@@ -50,6 +52,7 @@ READERS: dict[
         RobomimicReader,
         RldsReader,
         DiffusionPolicyReader,
+        RosbagReader,
         NpyReader,
         CarlaDumpReader,
     )

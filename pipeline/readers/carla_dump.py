@@ -20,7 +20,7 @@ from pipeline.readers.folders import SNIFF_FOLDERS, Folder, source_root, walk_fo
 from pipeline.readers.records import Field, fault_at, join_faults, read_records
 from pipeline.readers.stepped import StepFiles
 from schemas.errors import Reason, SourceError, UsageError
-from schemas.source import EpisodeRef, Fault, Frame, SignalBlock, SignalInfo, SourceIndex, ViewInfo
+from schemas.source import EpisodeRef, Fault, Frame, SignalBlock, SignalInfo, SourceIndex, ViewInfo, declare_all_views
 
 MAX_RECORD_NBYTES = 2**24
 MAX_SIGNALS = 256
@@ -73,7 +73,7 @@ class CarlaDumpReader:
         return SourceIndex(
             format=self.name,
             name=root.name,
-            episodes=tuple(_declare_all_views(episodes)),
+            episodes=tuple(declare_all_views(episodes)),
             faults=tuple(faults),
             state=STATE if signals.issuperset(STATE) else (),
             actions=ACTIONS if signals.issuperset(ACTIONS) else (),
@@ -249,14 +249,6 @@ def _add_rest(root: Path, recording: _Recording, folder: Folder) -> None:
                 message = f"expected one row a frame, found {table.num_refused} rows of no frame or of one that was there; remove them"
                 recording._faults.append(Fault(reason=Reason.DUPLICATE, message=message, path=folder.join(name)))
     recording.num_others += len(folder.files) - known
-
-
-def _declare_all_views(episodes: Sequence[EpisodeRef]) -> Iterator[EpisodeRef]:
-    """Yield the episodes with the views of all of them, those of others as absent."""
-    views = {view.name: replace(view, present=False) for ref in episodes for view in ref.views}
-    for ref in episodes:
-        own = {view.name: view for view in ref.views}
-        yield replace(ref, views=tuple(own.get(name, view) for name, view in views.items()))
 
 
 def _files(root: Path, details: Mapping[str, Any], name: str) -> StepFiles:

@@ -37,7 +37,10 @@ views = st.builds(
     missing=st.sampled_from(MISSING),
 )
 signals = st.builds(
-    SignalRecipe, name=names, columns=st.lists(names, max_size=3).map(tuple), align=st.sampled_from(ALIGNMENTS)
+    SignalRecipe,
+    name=names,
+    columns=st.lists(names, max_size=3).map(tuple),
+    align=st.tuples(st.sampled_from(ALIGNMENTS)),
 )
 frame_recipes = st.one_of(
     st.builds(FrameRecipe, codec=st.sampled_from(["raw", "zstd", "jpeg:1", "jpeg:95", "jpeg:100"])),
@@ -152,3 +155,15 @@ def test_a_flag_for_an_unknown_view_is_refused():
 def test_malformed_view_flags_are_refused(flags):
     with pytest.raises(RecipeError, match="expected"):
         parse_flags("--view", flags)
+
+
+def test_each_column_may_be_aligned_in_its_own_way():
+    table = {"signals": {"state": {"from": ["a", "b"], "align": ["linear", "slerp"]}, "actions": {"align": "previous"}}}
+    recipe = recipe_from_mapping(table, "x")
+    assert [recipe.signals[0].method(place) for place in (0, 1)] == ["linear", "slerp"]
+    assert [recipe.signals[1].method(place) for place in (0, 5)] == ["previous", "previous"]
+    assert recipe_from_mapping(recipe_to_mapping(recipe), "x") == recipe
+    assert recipe_to_mapping(recipe)["signals"][1]["align"] == "previous"
+    for align in (["linear"] * 3, [], "spline", ["linear", "spline"]):
+        with pytest.raises(RecipeError, match=r"align|spline"):
+            recipe_from_mapping({"signals": {"state": {"from": ["a", "b"], "align": align}}}, "x")

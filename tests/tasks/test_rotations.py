@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import SchemaError
-from tasks.rotations import SIZES, convert_rotation, matrix_from_quat_xyzw
+from tasks.rotations import SIZES, convert_rotation, matrix_from_quat_xyzw, slerp
 
 S = math.sqrt(0.5)
 QUARTER_ABOUT_Z = {
@@ -109,3 +109,44 @@ def test_what_is_no_rotation_is_refused(values: list[float], source: str) -> Non
         convert_rotation(np.array(values), source, "matrix")
     with pytest.raises(SchemaError, match="expected a representation"):
         convert_rotation(np.zeros(4), "quat", "matrix")
+
+
+def multiplied(first, second):
+    """Hamilton's product, x first."""
+    x, y, z, w = first
+    a, b, c, d = second
+    return np.array(
+        [
+            w * a + x * d + y * c - z * b,
+            w * b - x * c + y * d + z * a,
+            w * c + x * b - y * a + z * d,
+            w * d - x * a - y * b - z * c,
+        ]
+    )
+
+
+@given(
+    start=st.tuples(*[st.floats(-1, 1)] * 4).filter(lambda q: sum(v * v for v in q) > 0.01),
+    axis=st.tuples(*[st.floats(-1, 1)] * 3).filter(lambda v: sum(x * x for x in v) > 0.01),
+    angle=st.floats(1e-9, math.pi - 1e-3),
+    weight=st.floats(0, 1),
+    sign=st.sampled_from([1, -1]),
+    length=st.floats(0.5, 2),
+)
+def test_slerp_turns_a_share_of_the_angle_about_the_same_axis_the_shorter_way(start, axis, angle, weight, sign, length):
+    begin = np.array(start) / np.linalg.norm(start)
+    unit = np.array(axis) / np.linalg.norm(axis)
+
+    def turned(share):
+        return multiplied(begin, [*(unit * math.sin(share * angle / 2)), math.cos(share * angle / 2)])
+
+    (found,) = slerp(begin[None], sign * length * turned(1)[None], np.array([weight]))
+    np.testing.assert_allclose(found, turned(weight), atol=1e-9)
+    wxyz = slerp(begin[None, [3, 0, 1, 2]], sign * turned(1)[None, [3, 0, 1, 2]], np.array([weight]))
+    np.testing.assert_allclose(wxyz[0, [1, 2, 3, 0]], found, atol=1e-12)
+
+
+def test_slerp_leaves_a_recorded_quaternion_as_it_is_and_makes_none_of_zeros():
+    rows = np.array([[0.0, 0.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0]])
+    np.testing.assert_array_equal(slerp(rows, rows[::-1], np.zeros(2)), rows)
+    assert np.isnan(slerp(rows, rows[::-1], np.full(2, 0.5))).all()

@@ -4,6 +4,7 @@ Run by itself (``python -m tests.pipeline.readers.fuzz FOLDER SEED COUNT READER.
 that process and are seen by who began it. Every case is named by its reader and seed, and made again by them alone.
 """
 
+import contextlib
 import faulthandler
 import gzip
 import io
@@ -11,6 +12,7 @@ import json
 import random
 import re
 import resource
+import sqlite3
 import struct
 import sys
 import tempfile
@@ -292,6 +294,73 @@ def mutate_mp4(data: bytes, rng: Random) -> bytes:
     return data[:at] + struct.pack(">I", rng.choice((0, 1, 7, 2**16 - 1, 2**31 - 1, 2**32 - 1))) + data[at + 4 :]
 
 
+def mutate_mcap(data: bytes, rng: Random) -> bytes:
+    """Change the size of a record, or a number or text at its beginning; or mend a chunk's checksum by leaving it out."""
+    records, at = [], 8
+    while at + 9 <= len(data) - 8:
+        records.append(at)
+        at += 9 + int.from_bytes(data[at + 1 : at + 9], "little")
+    at = rng.choice(records)
+    numbers = (0, 1, 255, 2**16 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
+    if data[at] == 6 and rng.random() < 0.7:  # the checksum is not to hide what else is wrong
+        data = data[: at + 33] + bytes(4) + data[at + 37 :]
+        inner = at + 53 + rng.randrange(200)
+        return data[:inner] + struct.pack("<I", rng.choice(numbers) % 2**32) + data[inner + 4 :]
+    place = at + rng.choice((1, 9, 11, 13, 17, 25, 33))
+    kind = rng.choice(("<H", "<I", "<Q"))
+    return (
+        data[:place]
+        + struct.pack(kind, rng.choice(numbers) % 256 ** struct.calcsize(kind))
+        + data[place + struct.calcsize(kind) :]
+    )
+
+
+def mutate_bag(data: bytes, rng: Random) -> bytes:
+    """Change the value of a field of a record's header, or a size before one."""
+    fields = [
+        match.start()
+        for match in re.finditer(rb"(op|size|conn|count|time|index_pos|chunk_pos|compression|topic|type)=", data)
+    ]
+    at = rng.choice(fields)
+    if rng.random() < 0.3:
+        at -= 4
+    else:
+        at = data.index(b"=", at) + 1
+    width = rng.choice((1, 4, 8))
+    number = rng.choice((0, 1, 2, 5, 7, 255, 2**31, 2**32 - 1, 2**63, 2**64 - 1)) % 256**width
+    return data[:at] + number.to_bytes(width, "little") + data[at + width :]
+
+
+def mutate_sqlite(data: bytes, rng: Random) -> bytes:
+    """Change what a table says."""
+    with tempfile.NamedTemporaryFile(suffix=".db3") as file:
+        Path(file.name).write_bytes(data)
+        database = sqlite3.connect(file.name)
+        table, column = rng.choice(
+            (
+                ("topics", "type"),
+                ("topics", "name"),
+                ("topics", "id"),
+                ("messages", "data"),
+                ("messages", "timestamp"),
+                ("messages", "topic_id"),
+                ("messages", "id"),
+                ("message_definitions", "encoded_message_definition"),
+            )
+        )
+        value = rng.choice(
+            (None, -1, 0, 2**62, 1e308, "", "x", "float64 x", b"", b"\0\1\0\0" * 50, "std_msgs/msg/String[9999999] x")
+        )
+        with contextlib.suppress(sqlite3.Error):
+            if rng.random() < 0.1:
+                database.execute(f"DROP TABLE {table}")
+            else:
+                database.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = 1", (value,))
+            database.commit()
+        database.close()
+        return Path(file.name).read_bytes()
+
+
 def mutate_csv(data: bytes, rng: Random) -> bytes:
     """Replace a cell."""
     cells = re.split(rb"([,\n])", data)
@@ -311,6 +380,9 @@ MUTATIONS: dict[str, Callable[[bytes, Random], bytes]] = {
     r"\.jpe?g$": mutate_jpeg,
     r"\.mp4$": mutate_mp4,
     r"\.(csv|txt)$": mutate_csv,
+    r"\.mcap$": mutate_mcap,
+    r"\.bag$": mutate_bag,
+    r"\.db3$": mutate_sqlite,
 }
 """By the ends of paths."""
 

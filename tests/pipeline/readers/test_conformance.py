@@ -25,7 +25,7 @@ from pipeline.readers import READERS, open_source
 from pipeline.readers.aloha import AlohaReader
 from pipeline.readers.protocol import Reader
 from schemas.source import EpisodeRef
-from tests.pipeline.readers import builders, hdf5_builders, replay_builder, rlds_builder
+from tests.pipeline.readers import bag_builder, builders, hdf5_builders, replay_builder, rlds_builder
 from tests.tasks.example_encoder import bytes_list, float_list, int64_list
 
 VIEWS = {"main": (12, 16), "wrist": (10, 14)}
@@ -301,6 +301,50 @@ def write_replay_buffer(root: Path) -> None:
     (root / "meta.json").write_text('{"rate_hz": 10}')
 
 
+def bag_messages(episode: Episode, *, is_ros1: bool) -> list[bag_builder.Message]:
+    """Cameras and joints 10 times a second, actions once between each two of them, the instruction before all else."""
+    found = [("/task", "std_msgs/String", -1, bag_builder.text(is_ros1, episode.instruction))]
+    for step in range(episode.num_steps):
+        at_ns = 10**8 * step
+        stamp = {"stamp_ns": 10**12 * (episode.number + 1) + at_ns}
+        main, wrist = (episode.frame(view, step) for view in VIEWS)
+        png = bag_builder.compressed(is_ros1, builders.image_bytes(wrist), "png", **stamp)
+        position = bag_builder.joints(is_ros1, ("a", "b"), episode.state[step].tolist(), **stamp)
+        found += [
+            (
+                "/main",
+                "sensor_msgs/Image",
+                at_ns,
+                bag_builder.image(is_ros1, main[..., ::-1], "bgr8", padding=3, **stamp),
+            ),
+            ("/wrist", "sensor_msgs/CompressedImage", at_ns + 10**6, png),
+            ("/joint_states", "sensor_msgs/JointState", at_ns + 2 * 10**6, position),
+            (
+                "/action",
+                "std_msgs/Float64MultiArray",
+                at_ns,
+                bag_builder.numbers(is_ros1, episode.actions[step].tolist()),
+            ),
+        ]
+    origin_ns = 10**12 * (episode.number + 1)
+    return [bag_builder.Message(topic, kind, origin_ns + at_ns, data) for topic, kind, at_ns, data in found]
+
+
+def write_bags(root: Path, **options: Any) -> None:
+    for episode in EPISODES:
+        bag_builder.write_ros1(root / f"run_{episode.number}.bag", bag_messages(episode, is_ros1=True), **options)
+
+
+def write_mcaps(root: Path, **options: Any) -> None:
+    for episode in EPISODES:
+        bag_builder.write_mcap(root / f"run_{episode.number}.mcap", bag_messages(episode, is_ros1=False), **options)
+
+
+def write_ros2(root: Path, **options: Any) -> None:
+    for episode in EPISODES:
+        bag_builder.write_sqlite(root / f"run_{episode.number}", bag_messages(episode, is_ros1=False), **options)
+
+
 # -- formats -----------------------------------------------------------------------------------------------------------
 
 _NPY = {"rate_hz": 25.0, "views": {"main": "main", "wrist": "wrist"}, "state": ("state",), "actions": ("actions",)}
@@ -319,6 +363,13 @@ _ROBOMIMIC: dict[str, Any] = {
     "actions": ("actions",),
     "has_instruction": False,
     "reader": "robomimic",
+}
+_BAG: dict[str, Any] = {
+    "rate_hz": 10.0,
+    "views": {"main": "/main", "wrist": "/wrist"},
+    "state": ("/joint_states.position",),
+    "actions": ("/action.data",),
+    "reader": "rosbag",
 }
 _DRIVING: dict[str, Any] = {"state": ("speed",), "actions": CONTROLS, "num_state": 1, "has_instruction": False}
 _DUMP: dict[str, Any] = {"rate_hz": 6.66666667, "views": {"main": "front", "wrist": "rear"}, **_DRIVING}
@@ -376,6 +427,11 @@ FORMATS: dict[str, Format] = {
         actions=("action",),
         has_instruction=False,
     ),
+    "bag": Format(write_bags, **_BAG),
+    "bag-lz4": Format(lambda root: write_bags(root, codec="lz4"), **_BAG),
+    "mcap": Format(lambda root: write_mcaps(root, per_chunk=0), **_BAG),
+    "mcap-zstd": Format(lambda root: write_mcaps(root, codec="zstd"), **_BAG),
+    "ros2-sqlite": Format(lambda root: write_ros2(root, files=2, has_definitions=False), **_BAG),
 }
 
 

@@ -15,7 +15,7 @@ from pipeline.readers.protocol import Reader
 from schemas.errors import Reason, SourceError
 from schemas.source import EpisodeRef, Fault
 from tests.pipeline.planner_caches import write_cache
-from tests.pipeline.readers import builders, carla_writers, hdf5_builders, replay_builder, rlds_builder
+from tests.pipeline.readers import bag_builder, builders, carla_writers, hdf5_builders, replay_builder, rlds_builder
 
 
 def write_planner_cache(root: Path) -> Path:
@@ -37,6 +37,7 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
     "carla-recorder": carla_writers.write_recorder,
     "carla-dump": carla_writers.write_dump,
     "planner-npz": write_planner_cache,
+    "rosbag": bag_builder.write_bags,
 }
 JSON_PIECES = (
     b"null",
