@@ -63,7 +63,7 @@ soak: $(DEV)
 bench: $(DEV)
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
 
-notebooks: $(DEV)
+notebooks: $(RUN)
 	@$(PIP) install --quiet -e '.[notebook]'
 	@for file in notebooks/*.ipynb; do \
 	    [ -e "$$file" ] || { echo "no notebooks yet"; break; }; \
