@@ -252,14 +252,16 @@ def _source_rows(finished: Finished) -> Iterator[dict[str, Any]]:
 
 
 def _write_norm_stats(finished: Finished, steps: StepRows, episodes: pa.Table) -> TableRef:
-    from pipeline.stats import norm_stats
+    from pipeline.stats import Samples, samples_stats
 
     arrays = [name for name in ("state", "actions") if name in finished.plan.bindings.sizes]
     ends = np.asarray(episodes["stop"].to_numpy(), np.int64)
     valid = np.concatenate([steps.read("valid", start, stop) for start, stop in steps.blocks()])
     stats: dict[str, Any] = {"norm_stats": {}}
     if arrays and valid.any():
-        stats = norm_stats(steps.read, ends, valid, horizon=finished.plan.recipe.horizon, arrays=tuple(arrays))
+        horizon = finished.plan.recipe.horizon
+        samples = Samples(read_rows=steps.read, episode_ends=ends, valid=valid, horizon=horizon)
+        stats = samples_stats(samples, arrays)
     data = json.dumps(stats, sort_keys=True, indent=1).encode()
     return write_document(_table_path(finished, "norm_stats", "json"), data, finished.workspace.tmp)
 

@@ -6,6 +6,7 @@ tiles of rows and the counts of :mod:`tasks.quantiles` a thread.
 """
 
 import functools
+import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,10 +17,10 @@ from jaxtyping import Bool, Float32, Int64
 
 from schemas.errors import DatasetError, SchemaError, locate
 from tasks import stats
-from tasks.kernels.quantiles import Chunks, count_rows
+from tasks.kernels.quantiles import Chunks
 from tasks.quantiles import Brackets, Counts, guess, narrow, search
 
-STATS_VERSION = 2
+STATS_VERSION = 3
 """Of the ``headrace`` record; raised when the same data would give other numbers."""
 
 TILE_STEPS = 65536
@@ -31,7 +32,7 @@ SAMPLE_WINDOWS, SAMPLE_STEPS = 512, 64
 STATE, ACTIONS = "state", "actions"
 
 ReadRows = Callable[[str, int, int], np.ndarray]
-"""``(array, start, stop) -> rows [start, stop)``; called from several threads where ``threads`` is above 1."""
+"""``(array, start, stop) -> rows [start, stop)``; called from several threads unless ``threads`` is 1."""
 
 Batch = tuple[Float32[np.ndarray, "row dim"], Int64[np.ndarray, "row"]]
 T = TypeVar("T")
@@ -124,8 +125,9 @@ class SeenRows:
         end = int(min(stop + self.horizon - 1, lasts[-1] + 1)) if self.deltas and len(anchors) else stop
         actions = self.samples.rows(self.array, start, max(end, stop), num_dims=self.num_dims)
         rows = actions[: stop - start]
-        count_rows(rows, rows.view(np.uint32), weights, search(brackets, counts, skip=self.deltas))
-        moments = stats.moments(rows, weights) if with_moments else None
+        wanted = search(brackets, counts, skip=self.deltas)
+        found = stats.row_moments(rows, weights, wanted, with_moments=with_moments)
+        moments = found if with_moments else None
         columns = [column for column in self.deltas if with_moments or not brackets.is_found[column].all()]
         if columns:
             chunks = Chunks(
@@ -193,8 +195,14 @@ def reduce_tiles(seen: SeenRows, tiles: Iterable[int], brackets: Brackets, *, wi
     return Partial({tile: moments for tile, moments in found.items() if moments is not None}, counts)
 
 
-def summarize(seen: SeenRows, percentiles: Sequence[int] = stats.PERCENTILES, *, threads: int = 1) -> stats.Summary:
-    """Reduce one array to its statistics, mostly in two passes over its rows; the same bits for any number of threads."""
+def summarize(
+    seen: SeenRows, percentiles: Sequence[int] = stats.PERCENTILES, *, threads: int | None = None
+) -> stats.Summary:
+    """Reduce one array to its statistics, mostly in two passes over its rows.
+
+    ``threads`` are the machine's unless given; their number changes no bit.
+    """
+    threads = min(threads or len(os.sched_getaffinity(0)), max(seen.num_tiles, 1))
     blocks = [range(block, seen.num_tiles, threads) for block in range(threads)]
     brackets = guess(*seen.sample(), percentiles)
     partial = functools.reduce(Partial.merge, _map(lambda tiles: reduce_tiles(seen, tiles, brackets), blocks))
@@ -254,11 +262,13 @@ def norm_stats(
     samples = Samples(
         read_rows=read_rows, episode_ends=episode_ends, valid=valid, horizon=horizon, tail=tail, delta_mask=mask
     )
-    return samples_stats(samples, arrays)
+    return samples_stats(samples, arrays, threads=1)
 
 
-def samples_stats(samples: Samples, arrays: Sequence[str] = (STATE, ACTIONS), *, threads: int = 1) -> dict[str, Any]:
-    """Return what :func:`norm_stats` does, computed by ``threads`` threads: their number changes no bit."""
+def samples_stats(
+    samples: Samples, arrays: Sequence[str] = (STATE, ACTIONS), *, threads: int | None = None
+) -> dict[str, Any]:
+    """Return what :func:`norm_stats` does, computed by ``threads`` threads, the machine's unless given."""
     summaries = {array: summarize(samples.seen(array), threads=threads) for array in arrays}
     return {
         "norm_stats": {array: _openpi_entry(summary) for array, summary in summaries.items()},

@@ -73,7 +73,7 @@ def dataset_norm_stats(
     horizon: int | None = None,
     delta_mask: Sequence[bool] | None = None,
     tail: str = "repeat",
-    threads: int = 1,
+    threads: int | None = None,
 ) -> dict[str, Any]:
     """Return openpi's ``norm_stats.json`` content for a dataset; the horizon is its recipe's unless given."""
     rows = DatasetRows(path)
@@ -82,7 +82,9 @@ def dataset_norm_stats(
     return samples_stats(samples, rows.signals(), threads=threads)
 
 
-def lerobot_stats(samples: Samples, arrays: Sequence[str] = (STATE, ACTIONS), *, threads: int = 1) -> dict[str, Any]:
+def lerobot_stats(
+    samples: Samples, arrays: Sequence[str] = (STATE, ACTIONS), *, threads: int | None = None
+) -> dict[str, Any]:
     """Return LeRobot's ``stats.json``: every valid step once, exact quantiles. Image features are not in it."""
     return {
         LEROBOT_FEATURES.get(array, array): _lerobot_entry(
@@ -121,7 +123,7 @@ def lerobot_episode_stats(
 
 
 def normalizer_values(
-    samples: Samples, keys: Mapping[str, str], mode: str = "limits", *, threads: int = 1
+    samples: Samples, keys: Mapping[str, str], mode: str = "limits", *, threads: int | None = None
 ) -> dict[str, list[float]]:
     """Return the ``state_dict`` of diffusion_policy's ``LinearNormalizer``, every valid step counted once.
 
@@ -149,7 +151,7 @@ def stats_file(
     delta_mask: Sequence[bool] | None = None,
     tail: str = "repeat",
     published: bool = False,
-    threads: int = 1,
+    threads: int | None = None,
 ) -> bytes:
     """Return the statistics file of a dataset in one of :data:`FORMATS`, as bytes to be written.
 

@@ -21,10 +21,10 @@ from jaxtyping import Bool, Float32, Float64, Int64
 
 from schemas.errors import DatasetError, SchemaError, UsageError
 from tasks.kernels.quantiles import Chunks, Search, reduce_chunks
+from tasks.kernels.rows import reduce_rows
 from tasks.kernels.stats import (
     HIGH,
     LOW,
-    add_moments,
     fill_delta,
     fill_weights,
     merge_moments,
@@ -189,12 +189,34 @@ def replace_columns(first: Moments, second: Moments, columns: Sequence[int]) -> 
     return Moments(*state)
 
 
-def moments(rows: Float32[np.ndarray, "row dim"], weights: Int64[np.ndarray, "row"]) -> Moments:
-    """Reduce one block, in float64 and around its own mean. Rows of weight 0 may hold anything."""
-    scratch = np.empty((6, rows.shape[1]))
+def row_moments(
+    rows: Float32[np.ndarray, "row dim"], weights: Int64[np.ndarray, "row"], search: Search, *, with_moments: bool
+) -> Moments:
+    """Reduce one block of rows and count its values in ``search``, in one pass. Rows of weight 0 may hold anything.
+
+    The moments are float64, each block of :data:`tasks.kernels.rows.BLOCK_ROWS` around a value of its own; those of nothing
+    unless ``with_moments``.
+    """
     state = _no_moments(rows.shape[1])
-    add_moments(rows, weights, scratch, state)
+    reduce_rows(rows, weights, search, with_moments, state)
     return Moments(*state)
+
+
+def moments(rows: Float32[np.ndarray, "row dim"], weights: Int64[np.ndarray, "row"]) -> Moments:
+    """Reduce one block to moments alone."""
+    num_dims = rows.shape[1]
+    nothing = np.empty((num_dims, 0), np.uint32)
+    search = Search(
+        inner_low=np.full(num_dims, -np.inf, np.float32),
+        inner_high=np.full(num_dims, np.inf, np.float32),
+        low=nothing,
+        high=nothing,
+        shift=nothing,
+        is_top=np.empty(0, np.bool_),
+        outside=np.empty((num_dims, 0), np.int64),
+        inside=np.empty((num_dims, 0, 0), np.int64),
+    )
+    return row_moments(rows, weights, search, with_moments=True)
 
 
 def merge(first: Moments, second: Moments) -> Moments:

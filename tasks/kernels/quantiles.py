@@ -34,31 +34,6 @@ class Search(NamedTuple):
     inside: Int64[np.ndarray, "dim quantile bin"]
 
 
-@kernel
-def count_rows(
-    rows: Float32[np.ndarray, "row dim"],
-    bits: UInt32[np.ndarray, "row dim"],
-    weights: Int64[np.ndarray, "row"],
-    search: Search,
-) -> None:
-    """Count the weighted rows, of which ``bits`` is a view, in their brackets."""
-    inner_low, inner_high, low, high, shift, is_top, outside, inside = (
-        search  # by themselves: a tuple counts references
-    )
-    for row in range(np.uintp(len(rows))):
-        weight = weights[row]
-        if weight == 0:
-            continue
-        touches = False
-        for dim in range(np.uintp(rows.shape[1])):
-            touches |= (rows[row, dim] <= inner_low[dim]) | (rows[row, dim] >= inner_high[dim])
-        if not touches:
-            continue
-        for dim in range(np.uintp(rows.shape[1])):
-            if (rows[row, dim] <= inner_low[dim]) | (rows[row, dim] >= inner_high[dim]):
-                _count(bits[row, dim], weight, low[dim], high[dim], shift[dim], is_top, outside[dim], inside[dim])
-
-
 class Chunks(NamedTuple):
     """Chunks ``actions[min(anchor + k, last)] - offset``, ``k < horizon``, that are never built.
 
@@ -131,7 +106,7 @@ def _count_chunks(
                 _count(bits[k], 1, low[dim], high[dim], shift[dim], is_top, outside[dim], inside[dim])
             continue
         for k in range(size):
-            keys[k] = _key(bits[k])
+            keys[k] = key_of_bits(bits[k])
         for quantile in range(np.uintp(low.shape[1])):
             below, within = _count_keys(keys, low[dim, quantile], high[dim, quantile])
             outside[dim, quantile] += horizon - below - within if is_top[quantile] else below
@@ -151,9 +126,18 @@ def _count_keys(keys: UInt32[np.ndarray, "horizon"], low: np.uint32, high: np.ui
 
 
 @kernel
-def _key(bits: np.uint32) -> np.uint32:
+def key_of_bits(bits: np.uint32) -> np.uint32:
     """Map the bits of a float32 to an unsigned integer that sorts like it."""
     return np.uint32(~bits if bits & np.uint32(0x80000000) else bits | np.uint32(0x80000000))
+
+
+@kernel
+def value_of_key(key: np.uint32) -> np.float32:
+    """Undo :func:`key_of_bits`."""
+    bits = np.empty(1, np.uint32)
+    bits[0] = key ^ np.uint32(0x80000000) if key & np.uint32(0x80000000) else ~key
+    value: np.float32 = bits.view(np.float32)[0]
+    return value
 
 
 @kernel
@@ -170,7 +154,7 @@ def _count(  # noqa: PLR0913 - a tuple of arrays would count references at every
     """Add ``weight`` where one value belongs; nowhere if it is not finite."""
     if bits & np.uint32(0x7F800000) == np.uint32(0x7F800000):
         return
-    key = _key(bits)
+    key = key_of_bits(bits)
     for quantile in range(np.uintp(len(low))):
         if low[quantile] <= key <= high[quantile]:
             inside[quantile, np.uint32(key - low[quantile]) >> shift[quantile]] += weight

@@ -1,16 +1,12 @@
-"""Loops of the statistics: chunk weights, moments and delta chunks."""
+"""Loops of the statistics: chunk weights, delta chunks, and the merge of moments."""
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
 from tasks.kernels.decorator import kernel
 
-BLOCK_ROWS = 1024
-"""Rows reduced around one mean before they are merged: 57 KB of 14 float32 columns, so that the second pass reads
-the cache, and few enough that a plain float64 sum keeps 13 digits. It is part of the result's last bits."""
-
 COUNT, MEAN, M2, LOW, HIGH, NON_FINITE = range(6)
-"""Rows of the state that :func:`add_moments` carries, and of its scratch."""
+"""Rows of a state of moments, a column each dimension."""
 
 
 @kernel
@@ -61,34 +57,11 @@ def fill_delta(
 
 
 @kernel
-def add_moments(
-    rows: Float32[np.ndarray, "row dim"],
-    weights: Int64[np.ndarray, "row"],
-    scratch: Float64[np.ndarray, "6 dim"],
-    state: Float64[np.ndarray, "6 dim"],
-) -> None:
-    """Merge weighted rows into ``state``: rows COUNT, MEAN, M2, LOW, HIGH, NON_FINITE, a column each dimension.
-
-    Each block of rows is reduced in two passes, ``m = sum(w x) / W`` and ``M = sum(w (x - m)^2)``, then merged by Chan,
-    Golub and LeVeque (1979). Rows of weight 0 are not read. A block whose sums are not finite is reduced again,
-    leaving out its values that are not.
-    """
-    for start in range(0, len(rows), BLOCK_ROWS):
-        block = rows[start : start + BLOCK_ROWS]
-        block_weights = weights[start : start + BLOCK_ROWS]
-        _sum_block(block, block_weights, False, scratch)
-        check = not np.isfinite(scratch[MEAN]).all()
-        if check:
-            _sum_block(block, block_weights, True, scratch)
-        for dim in range(rows.shape[1]):
-            scratch[MEAN, dim] /= max(scratch[COUNT, dim], 1.0)
-        _square_block(block, block_weights, check, scratch)
-        merge_moments(scratch, state)
-
-
-@kernel
 def merge_moments(other: Float64[np.ndarray, "6 dim"], state: Float64[np.ndarray, "6 dim"]) -> None:
-    """Merge ``other`` (W, m, M) into ``state``: ``mean += d W / n``, ``M2 += M + d^2 N W / n``; ``d = m - mean``."""
+    """Merge ``other`` (W, m, M) into ``state``: ``mean += d W / n``, ``M2 += M + d^2 N W / n``; ``d = m - mean``.
+
+    Source: Chan, Golub and LeVeque, Updating formulae and a pairwise algorithm for computing sample variances (1979).
+    """
     for dim in range(state.shape[1]):
         state[NON_FINITE, dim] += other[NON_FINITE, dim]
         if other[COUNT, dim] == 0.0:
@@ -101,50 +74,3 @@ def merge_moments(other: Float64[np.ndarray, "6 dim"], state: Float64[np.ndarray
         state[COUNT, dim] = total
         state[LOW, dim] = min(state[LOW, dim], other[LOW, dim])
         state[HIGH, dim] = max(state[HIGH, dim], other[HIGH, dim])
-
-
-@kernel
-def _sum_block(
-    rows: Float32[np.ndarray, "row dim"],
-    weights: Int64[np.ndarray, "row"],
-    check: bool,
-    out: Float64[np.ndarray, "6 dim"],
-) -> None:
-    """Set COUNT, MEAN (to the sum, not yet the mean), LOW, HIGH and NON_FINITE of ``out``; see ``check`` above."""
-    out[:] = 0.0
-    out[LOW] = np.inf
-    out[HIGH] = -np.inf
-    for row in range(np.uintp(len(rows))):
-        weight = np.float64(weights[row])
-        if weight == 0.0:
-            continue
-        for dim in range(np.uintp(rows.shape[1])):
-            value = np.float64(rows[row, dim])
-            if check and not np.isfinite(value):
-                out[NON_FINITE, dim] += weight
-                continue
-            out[COUNT, dim] += weight
-            out[MEAN, dim] += weight * value
-            out[LOW, dim] = value if value < out[LOW, dim] else out[LOW, dim]
-            out[HIGH, dim] = value if value > out[HIGH, dim] else out[HIGH, dim]
-
-
-@kernel
-def _square_block(
-    rows: Float32[np.ndarray, "row dim"],
-    weights: Int64[np.ndarray, "row"],
-    check: bool,
-    out: Float64[np.ndarray, "6 dim"],
-) -> None:
-    """Set M2 of ``out`` to ``sum(w (x - MEAN)^2)``."""
-    out[M2] = 0.0
-    for row in range(np.uintp(len(rows))):
-        weight = np.float64(weights[row])
-        if weight == 0.0:
-            continue
-        for dim in range(np.uintp(rows.shape[1])):
-            value = np.float64(rows[row, dim])
-            if check and not np.isfinite(value):
-                continue
-            distance = value - out[MEAN, dim]
-            out[M2, dim] += weight * (distance * distance)

@@ -198,7 +198,7 @@ def test_the_record_says_what_the_numbers_were_computed_over():
     record = found["headrace"]
     arrays = record.pop("arrays")
     assert record == {
-        "stats_version": 2,
+        "stats_version": 3,
         "horizon": 3,
         "tail": "drop",
         "delta_mask": [True],
