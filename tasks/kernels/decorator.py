@@ -6,6 +6,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 import numba
 from numba.extending import intrinsic
 
+from tasks.kernels.stored import keep_compiled
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -14,15 +16,17 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     """Compile ``function`` at its first call with each combination of dtypes, without the GIL and without fast maths.
 
     Lazy, because a signature compiled at import would cost every ``import tasks`` its compile time (measured on a Xeon, 2026-12: 1.3 s
-    of CPU for resizing, 0.4 s for normalising); whoever must not pay it inside the first request calls ``warm`` of the task.
-    Not ``cache=True``: that it is safe under concurrent workers and on shared file systems has not been shown. Not
+    of CPU for resizing, 0.4 s for normalising, 13 s for the planner); whoever must not pay it inside the first request calls ``warm``
+    of the task. What was compiled is kept on disk: see :mod:`tasks.kernels.stored`. Not
     ``parallel``: under several threads its work-queue layer aborts the interpreter.
     ``error_model="numpy"`` turns a division by zero into inf instead of a branch in the loop.
 
     A kernel checks nothing: shapes, dtypes and index ranges are its caller's.
     """
     options: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy", "fastmath": False}
-    return cast(Callable[P, R], numba.njit(**options)(function))
+    dispatcher = numba.njit(**options)(function)
+    keep_compiled(dispatcher)
+    return cast(Callable[P, R], dispatcher)
 
 
 def emitted(function: Callable[..., tuple[Any, Any]]) -> Callable[..., Any]:
