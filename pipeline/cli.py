@@ -12,7 +12,19 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from pipeline import __version__
-from pipeline.cli_jobs import ClusterFileName, Json, ReservedCores, print_json, run
+from pipeline.cli_jobs import (
+    ClusterFileName,
+    Json,
+    LogJson,
+    MemoryProfilePage,
+    MetricsFile,
+    MetricsPort,
+    PerformanceReport,
+    ReservedCores,
+    perform,
+    print_json,
+    run,
+)
 from schemas.errors import HeadraceError, Stopped, UsageError
 
 app = typer.Typer(
@@ -165,23 +177,30 @@ def convert(
     reserve_cores: ReservedCores = 0,
     scheduler: Annotated[str, typer.Option(help="Address of a running Dask scheduler.")] = "",
     cluster: ClusterFileName = "",
+    performance_report: PerformanceReport = "",
+    metrics_file: MetricsFile = "",
+    metrics_port: MetricsPort = None,
+    log_json: LogJson = False,
+    memory_profile: MemoryProfilePage = "",
     json: Json = False,
 ) -> None:
     """Plan, convert and commit. The same command again resumes, or appends episodes that are new."""
-    from pipeline import screens
     from pipeline.cluster import cluster_options
     from pipeline.conversion import convert as run
+    from pipeline.monitor import MonitorOptions
     from pipeline.recipes import parse_flags
-    from pipeline.report import report_to_json
 
     if len(paths) < 2:
         raise UsageError("expected RAW... OUT, found one path; name the dataset to make last")
-    with screens.ConvertScreen(quiet=json) as screen:
-        report = run(
+    monitor = MonitorOptions(
+        metrics_file=metrics_file, metrics_port=metrics_port, log_json=log_json, memory_profile=memory_profile
+    )
+    perform(
+        lambda watch: run(
             paths[:-1],
             paths[-1],
             recipe,
-            watch=screen,
+            watch=watch,
             views=parse_flags("--view", view or []),
             size=size,
             rate_hz=rate,
@@ -207,13 +226,13 @@ def convert(
                 memory=memory,
                 scheduler=scheduler,
                 reserve_cores=reserve_cores,
+                performance_report=performance_report,
             ),
-        )
-    if json:
-        print_json(report_to_json(report))
-    else:
-        screens.print_report(report)
-    raise typer.Exit(report.exit_code)
+        ),
+        paths[-1],
+        monitor,
+        json=json,
+    )
 
 
 app.command()(run)

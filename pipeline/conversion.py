@@ -157,8 +157,11 @@ def convert(
     _refuse_mount(root)
     if asked.dry_run:
         return _Conversion(paths, root, wanted, asked, watch or Watch()).preview()
+    watch = watch or Watch()
     with Lock(Workspace(root)) as lock:
-        return _Conversion(paths, root, wanted, asked, watch or Watch()).run(lock)
+        report = _Conversion(paths, root, wanted, asked, watch).run(lock)
+    watch.committed(report)
+    return report
 
 
 def _refuse_overlap(paths: Sequence[str | Path], root: Path) -> None:
@@ -380,7 +383,10 @@ class _Conversion:
         """Run what the journal does not name, then commit."""
         self.workspace.prepare()
         journal = Journal(self.workspace.journal)
-        results, sources = finished_tasks(self.root, plan, journal.open(), self.workspace)
+        records = journal.open()
+        results, sources = finished_tasks(self.root, plan, records, self.workspace)
+        if lost := len(records) - len(results) - len(sources):
+            self.watch.mismatched(lost)
         reused = len(results)
         cost = estimate(plan, self.asked.cluster.num_workers, self.root)
         if not reused:

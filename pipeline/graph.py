@@ -3,6 +3,7 @@
 ``open_raw`` wraps it in lazy arrays and a shard task of ``convert`` calls it, so that a notebook shows what is written.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -17,6 +18,20 @@ from tasks.decode import decode_depth, decode_frame, decode_labels, frame_size
 from tasks.resize import decode_resized, resize_frame
 
 
+class Laps:
+    """Seconds by stage of one task's work: whatever passes between two laps belongs to the stage that the second one names."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last_s = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        """Give the time since the last lap to ``stage``."""
+        now_s = time.perf_counter()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now_s - self._last_s
+        self._last_s = now_s
+
+
 def frames(
     reader: Reader,
     ref: EpisodeRef,
@@ -25,13 +40,15 @@ def frames(
     target: ViewRecipe | None = None,
     *,
     odd_sizes: dict[int, tuple[int, int]] | None = None,
+    laps: Laps | None = None,
 ) -> Iterator[np.ndarray | Fault]:
     """Yield the decoded frame, or why there is none, of each of ``steps`` (sorted, repeats allowed), in order.
 
     An rgb view yields ``uint8[height, width, 3]``, resized to ``target`` where one is given; a depth view ``float32[height,
     width]`` in m; a label view ``uint8`` or ``uint16[height, width]``. A step asked for again yields the same array again: it
     is read, decoded and resized once. Memory is one encoded and one decoded frame. Treat frames as read-only. ``odd_sizes``
-    takes height and width of steps whose frame has another size than the view declares, before they are yielded.
+    takes height and width of steps whose frame has another size than the view declares, before they are yielded; ``laps`` the time
+    of reading, decoding and resizing.
 
     Raises
     ------
@@ -46,8 +63,10 @@ def frames(
         )
     wanted, repeats = np.unique(np.asarray(steps, np.int64), return_counts=True)
     recorded = reader.read_frames(ref, view, wanted)
+    laps = laps or Laps()
     for step, count, frame in zip(wanted.tolist(), repeats.tolist(), recorded, strict=True):
-        found = _pixels(frame, info, target)
+        laps.lap("read")
+        found = _pixels(frame, info, target, laps)
         if odd_sizes is not None and info.height_px and not isinstance(frame, Fault) and not isinstance(found, Fault):
             size = frame.shape[:2] if isinstance(frame, np.ndarray) else frame_size(frame)
             if size != (info.height_px, info.width_px):
@@ -60,18 +79,21 @@ def frames(
             yield found
 
 
-def _pixels(frame: Frame, info: ViewInfo, target: ViewRecipe | None) -> np.ndarray | Fault:
+def _pixels(frame: Frame, info: ViewInfo, target: ViewRecipe | None, laps: Laps) -> np.ndarray | Fault:
     if isinstance(frame, Fault):
         return frame
     try:
         if target is None:
             return frame if isinstance(frame, np.ndarray) else _decode(frame, info.kind)
         out = np.empty((target.height_px, target.width_px, 3), np.uint8)
-        if isinstance(frame, np.ndarray):
-            resize_frame(frame, out, method=target.resize, filter=target.filter)
-        else:
-            fast = target.decode == "fast"
-            decode_resized(frame, out, method=target.resize, filter=target.filter, fast=fast)
+        if not isinstance(frame, np.ndarray) and target.decode == "fast":
+            decode_resized(frame, out, method=target.resize, filter=target.filter, fast=True)
+            laps.lap("decode")
+            return out
+        decoded = frame if isinstance(frame, np.ndarray) else decode_frame(frame)
+        laps.lap("decode")
+        resize_frame(decoded, out, method=target.resize, filter=target.filter)
+        laps.lap("resize")
         return out
     except SourceError as error:
         return Fault(reason=error.reason, message=error.message, path=str(error.where.get("file", "")))

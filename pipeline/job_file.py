@@ -12,13 +12,14 @@ from urllib.parse import unquote, urlsplit
 from pipeline.cluster import ClusterOptions, memory_nbytes
 from pipeline.cluster_file import checked_table, cluster_class, load_cluster, read_toml
 from pipeline.conversion import ConvertOptions
+from pipeline.monitor import MonitorOptions
 from pipeline.readers import open_source
 from pipeline.recipes import load_recipe
 from schemas.errors import HeadraceError, Reason, SourceError, UsageError
 from schemas.recipe import unknown_key
 
 HOOKS = ("before", "after", "on_failure")
-OWN_KEYS = ("sources", "dataset", "recipe", "convert", "cluster", "hooks", "notify")
+OWN_KEYS = ("sources", "dataset", "recipe", "convert", "cluster", "hooks", "notify", "monitor")
 EXIT_CODES = ("0", "1", "2", "3", "75", "130", "143")
 """What ``[notify]`` may name: the exit codes of ``docs/operations.md``."""
 
@@ -41,6 +42,7 @@ class Job:
     """Commands by moment, each a list of words: no shell reads them."""
     notify: Mapping[int, tuple[Argv, ...]] = field(default_factory=dict)
     """Commands by exit code."""
+    monitor: MonitorOptions = field(default_factory=MonitorOptions)
 
     def folders(self) -> list[Path]:
         """Return the folders of recordings that there are now, in order; SourceError where a source names none."""
@@ -82,6 +84,7 @@ def _job(file: Path, data: Mapping[str, Any]) -> Job:
         convert=_convert_options(_table(data, "convert"), file.parent),
         cluster=_cluster(_table(data, "cluster"), file.parent),
         hooks={name: _commands(value, f"hooks.{name}") for name, value in _hooks(_table(data, "hooks"))},
+        monitor=_monitor(_table(data, "monitor"), file.parent),
         notify={int(code): _commands(value, f"notify.{code}") for code, value in _notices(_table(data, "notify"))},
     )
 
@@ -112,6 +115,15 @@ def _cluster(table: Mapping[str, Any], folder: Path) -> ClusterOptions:
     options = ClusterOptions(**checked_table(ClusterOptions, table, "[cluster]"))
     memory_nbytes(options.memory)
     return options if file is None else replace(options, file=load_cluster(folder / Path(file).expanduser()))
+
+
+def _monitor(table: Mapping[str, Any], folder: Path) -> MonitorOptions:
+    """Return ``[monitor]``, with files from the folder of the job file."""
+    options = MonitorOptions(**checked_table(MonitorOptions, table, "[monitor]"))
+    metrics, memory = (
+        str(folder / Path(name).expanduser()) if name else "" for name in (options.metrics_file, options.memory_profile)
+    )
+    return replace(options, metrics_file=metrics, memory_profile=memory)
 
 
 def _hooks(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.conversion import convert
 from pipeline.job_file import Argv, Job
+from pipeline.monitor import new_run_id
 from pipeline.report import ConvertReport
 from pipeline.watch import Watch
 from pipeline.workspace import Lock, Workspace
@@ -30,7 +30,7 @@ class JobRun:
     """One run, and what its hooks are told of it."""
 
     job: Job
-    run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    run_id: str = field(default_factory=new_run_id)
     generation: int = 0
     exit_code: int = 0
     message: str = ""

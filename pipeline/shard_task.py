@@ -4,7 +4,6 @@ A task is a pure function of its job and the sources: run twice, it writes the s
 """
 
 import io
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from pipeline.graph import frames
+from pipeline.graph import Laps, frames
 from pipeline.motion import TRAVEL
 from pipeline.plan import fault_from_json
 from pipeline.shard_rows import Rows, RowsWanted, Segment, merge_faults, read_rows
@@ -73,6 +72,7 @@ class ShardResult:
     num_steps: int
     num_frames: int
     seconds: dict[str, float]
+    """By stage: rows, samples, read, decode, resize, write (with digests)."""
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values; :meth:`from_json` reads them back."""
@@ -88,7 +88,7 @@ class ShardResult:
 
 def write_shard(job: ShardJob) -> ShardResult:
     """Write shard ``job.shard`` of every frame array and the part file of its rows; see ``pipeline/DESIGN.md``."""
-    began = time.perf_counter()
+    laps = Laps()
     workspace = Workspace(Path(job.root))
     want = RowsWanted(
         recipe=job.recipe,
@@ -97,15 +97,16 @@ def write_shard(job: ShardJob) -> ShardResult:
         refused=job.refused,
     )
     parts = [read_rows(segment, want) for segment in job.segments]
-    read = time.perf_counter()
+    laps.lap("rows")
     rows, num_frames, digests = [], 0, _Digests(parts)
     blocks = [_samples(job, part) for part in parts] if job.sample_specs else []
+    laps.lap("samples")
     frame_arrays = {spec.name: spec for spec in job.specs}
     sample_arrays = {spec.name: spec for spec in job.sample_specs}
     digested = {name for name in parts[0].columns if name not in UNDIGESTED and name not in want.masks}
     for name in sorted(frame_arrays.keys() | sample_arrays.keys() | digested):
         if name in frame_arrays:
-            row, count = _write_frames(job, frame_arrays[name], parts, digests)
+            row, count = _write_frames(job, frame_arrays[name], parts, digests, laps)
             rows.append(row)
             num_frames += count
         elif name in sample_arrays:
@@ -113,6 +114,7 @@ def write_shard(job: ShardJob) -> ShardResult:
         else:
             digests.update_rows(name)
     nbytes, xxh3 = _write_part(workspace, job.shard, parts, digests)
+    laps.lap("write")
     faults = tuple((part.segment.episode.source, fault) for part in parts for fault in merge_faults(part.faults))
     refused = [row for row in faults if row[1].is_refusal]
     if refused and job.recipe.on_bad_frame == "stop":
@@ -125,7 +127,7 @@ def write_shard(job: ShardJob) -> ShardResult:
         faults=faults,
         num_steps=sum(len(part.steps) for part in parts),
         num_frames=num_frames,
-        seconds={"rows": read - began, "frames": time.perf_counter() - read},
+        seconds=laps.seconds,
     )
 
 
@@ -138,19 +140,22 @@ def stopped(found: tuple[str, Fault]) -> SourceError:
     return SourceError(message, fault.reason, **{name: value for name, value in where.items() if value})
 
 
-def _write_frames(job: ShardJob, spec: ArraySpec, parts: list[Rows], digests: "_Digests") -> tuple[ShardRow, int]:
+def _write_frames(
+    job: ShardJob, spec: ArraySpec, parts: list[Rows], digests: "_Digests", laps: Laps
+) -> tuple[ShardRow, int]:
     """Stream one view's frames into its shard: one decode buffer and one chunk of memory."""
     root, count = Path(job.root), 0
     with ShardWriter(root, spec, job.shard, Workspace(root).tmp) as writer:
         _copy_committed(root, spec, job, writer)
         for index, part in enumerate(parts):
             with locate(source=part.segment.episode.source, episode=part.segment.episode.ref.key, view=spec.name):
-                for row, frame in enumerate(_frames(job, spec, part)):
+                for row, frame in enumerate(_frames(job, spec, part, laps)):
                     if frame is None:
                         writer.put(None)
                         continue
                     part.columns[spec.valid_array][row] = True
                     digests.update_frame(index, row, _put(writer, spec, frame))
+                    laps.lap("write")
                     count += 1
         return writer.commit(), count
 
@@ -268,7 +273,7 @@ def _copy_committed(root: Path, spec: ArraySpec, job: ShardJob, writer: ShardWri
                 writer.put_stored(payload)
 
 
-def _frames(job: ShardJob, spec: ArraySpec, part: Rows) -> Iterator[np.ndarray | None]:
+def _frames(job: ShardJob, spec: ArraySpec, part: Rows, laps: Laps) -> Iterator[np.ndarray | None]:
     """Yield each step's frame as it is stored, or None where there is none; faults are noted and make the step invalid."""
     episode = part.segment.episode
     target = job.recipe.view(spec.name.removeprefix("rgb_"))
@@ -279,7 +284,7 @@ def _frames(job: ShardJob, spec: ArraySpec, part: Rows) -> Iterator[np.ndarray |
     store, odd_sizes = _storer(job.recipe, spec), dict[int, tuple[int, int]]()
     ref, alignment = part.recorded(source_view)
     steps = alignment["nearest"].lower
-    found = frames(part.segment.reader, ref, source_view, steps, target, odd_sizes=odd_sizes)
+    found = frames(part.segment.reader, ref, source_view, steps, target, odd_sizes=odd_sizes, laps=laps)
     for row, frame in enumerate(found):
         if isinstance(frame, Fault):
             part.refuse(np.array([row]), frame)

@@ -37,15 +37,23 @@ class Watch:
     def committed(self, report: "ConvertReport") -> None:
         """Take the report of a generation that is committed, or of a run that found nothing new."""
 
+    def mismatched(self, files: int) -> None:
+        """Take a number of finished files that are not what their checksum says: their work is done again."""
+
     def said(self, text: str) -> None:
         """Take one line of what is going on."""
+
+    def ended(self, exit_code: int, error: BaseException | None) -> None:
+        """Take the end of the run, whether it went well or not."""
 
 
 class Watches(Watch):
     """Several watches, each told everything."""
 
     def __init__(self, watches: Sequence[Watch]) -> None:
-        self.watches = watches
+        self.watches = list(watches)
+        self.exit_code = 0
+        """Of the last report."""
 
     def planned(self, plan: Plan, cost: Estimate, reused: int) -> None:
         """Tell all."""
@@ -82,8 +90,19 @@ class Watches(Watch):
         for watch in self.watches:
             watch.retried(task)
 
+    def mismatched(self, files: int) -> None:
+        """Tell all."""
+        for watch in self.watches:
+            watch.mismatched(files)
+
+    def ended(self, exit_code: int, error: BaseException | None) -> None:
+        """Tell all."""
+        for watch in self.watches:
+            watch.ended(exit_code, error)
+
     def committed(self, report: "ConvertReport") -> None:
         """Tell all."""
+        self.exit_code = report.exit_code
         for watch in self.watches:
             watch.committed(report)
 
