@@ -3,8 +3,10 @@
 Answers go to standard output; progress and everything else human goes to standard error, so that ``--json`` prints one document.
 """
 
+import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -82,7 +84,17 @@ _ClickError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__na
 
 def _stop(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)  # asked twice, the process dies at once: nothing is lost by that either
+    sys.unraisablehook = _stop_again
     raise Stopped(number)
+
+
+def _stop_again(lost: "sys.UnraisableHookArgs") -> None:
+    """Ask again where the signal came in a destructor, such as that of a future of Dask's: no exception gets out of one."""
+    if isinstance(lost.exc_value, Stopped):
+        signal.signal(lost.exc_value.number, _stop)
+        threading.Timer(0.05, os.kill, (os.getpid(), lost.exc_value.number)).start()
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _fail(message: str, code: int, error: HeadraceError | None = None) -> NoReturn:

@@ -300,3 +300,30 @@ def test_lines_fit_a_terminal_and_are_whole_in_a_pipe(raw, tmp_path):
     lines = told.decode().replace("\r", "").splitlines()
     assert done.returncode == 0 and any("done: " in line for line in lines)
     assert [line for line in lines if len(line.rstrip()) > 80] == []
+
+
+LOST = """
+import os, signal, sys, time
+from pipeline import cli
+
+class Future:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)  # here the handler runs, and what it raises is lost
+
+def work(arguments, standalone_mode):
+    Future()
+    time.sleep(30)
+
+cli.app = work
+cli.main()
+"""
+
+
+def test_a_signal_that_comes_in_a_destructor_stops_the_program_all_the_same(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-c", LOST], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=25
+    )
+    assert done.returncode == 143
+    assert done.stderr == "headrace: stopped; what was finished is kept, and the same command continues\n"
