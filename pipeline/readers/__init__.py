@@ -11,6 +11,7 @@ from pipeline.readers.carla_dump import CarlaDumpReader
 from pipeline.readers.carla_garage import CarlaGarageReader
 from pipeline.readers.carla_recorder import CarlaRecorderReader
 from pipeline.readers.diffusion_policy import DiffusionPolicyReader
+from pipeline.readers.droid import DroidReader
 from pipeline.readers.folders import source_root
 from pipeline.readers.lbc import LbcReader
 from pipeline.readers.lerobot import LeRobotReader
@@ -30,6 +31,7 @@ READERS: dict[
         | CarlaGarageReader
         | CarlaRecorderReader
         | LeRobotReader
+        | DroidReader
         | AlohaReader
         | RobomimicReader
         | RldsReader
@@ -48,6 +50,7 @@ READERS: dict[
         CarlaGarageReader,  # before LbcReader, which also knows a folder by rgb/ and measurements/
         LbcReader,
         CarlaRecorderReader,
+        DroidReader,
         AlohaReader,
         RobomimicReader,
         RldsReader,

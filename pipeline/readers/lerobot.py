@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipeline.readers.folders import Folder, inside, list_folder, open_inside, source_root
+from pipeline.readers.folders import Folder, inside, list_folder, source_root
 from pipeline.readers.lerobot_meta import (
     INFO,
     EpisodeLine,
@@ -95,25 +95,18 @@ class LeRobotReader:
         return (_placed(fault, ref, view, int(step), EPISODES) for step in steps)
 
     def _video_frames(self, ref: EpisodeRef, view: str, steps: np.ndarray) -> Iterator[Frame]:
-        from pipeline.readers.video import read_video_frames  # PyAV takes long to import, and indexing needs none of it
+        from pipeline.readers.video import read_source_video  # PyAV takes long to import, and indexing needs none of it
 
-        path, done = ref.details["videos"][view], 0
+        path = ref.details["videos"][view]
         first, stop = ref.details.get("video_frames", {}).get(view, (0, _NO_STOP))
         own = steps[: int(np.searchsorted(steps, stop - first))]
-        try:
-            os.close(open_inside(self.root, path))
-            found = read_video_frames(Path(inside(self.root, path)), own + first)
-            for step, frame in zip(own.tolist(), found, strict=True):
-                yield _placed(frame, ref, view, step, path) if isinstance(frame, Fault) else frame
-                done += 1
-            message = (
-                f"expected frame {{}}, found that meta/ gives the episode {stop - first} frames of the video; check it"
-            )
-            for step in steps[done:].tolist():  # what follows in the file is the next episode
-                yield _placed(Fault(reason=Reason.COUNT_MISMATCH, message=message.format(step)), ref, view, step, path)
-        except SourceError as error:
-            fault = Fault(reason=error.reason, message=error.message)
-            yield from (_placed(fault, ref, view, step, path) for step in steps[done:].tolist())
+        for step, frame in zip(own.tolist(), read_source_video(self.root, path, own + first), strict=True):
+            yield _placed(frame, ref, view, step, path) if isinstance(frame, Fault) else frame
+        message = (
+            f"expected frame {{}}, found that meta/ gives the episode {stop - first} frames of the video; check it"
+        )
+        for step in steps[len(own) :].tolist():  # what follows in the file is the next episode
+            yield _placed(Fault(reason=Reason.COUNT_MISMATCH, message=message.format(step)), ref, view, step, path)
 
     def frame_path(self, ref: EpisodeRef, view: str, step: int) -> str:
         """Name the video, or the table that holds the images."""

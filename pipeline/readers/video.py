@@ -1,6 +1,7 @@
 """Frames of a video by exact index, in one sequential pass, and what is missing said frame by frame."""
 
 import bisect
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,6 +14,7 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 
+from pipeline.readers.folders import inside, open_inside
 from schemas.errors import Reason, SchemaError, SourceError
 from schemas.source import Fault
 
@@ -75,6 +77,25 @@ def read_video_frames(path: Path, steps: np.ndarray) -> Iterator[np.ndarray | Fa
         yield from _match(path, index, wanted, _decode(path, index, wanted[0], wanted[-1]))
     except SourceError as error:
         yield from (_fault(path, step, error.reason, error.message) for step in wanted)
+
+
+def probe_source_video(root: Path, path: str) -> VideoInfo:
+    """Read the header of a video of a source; SourceError where it leads out of it, or there is none to read."""
+    os.close(open_inside(root, path))
+    return probe_video(Path(inside(root, path)))
+
+
+def read_source_video(root: Path, path: str, steps: np.ndarray) -> Iterator[np.ndarray | Fault]:
+    """Yield what :func:`read_video_frames` does of a video of a source, and faults where the file itself is refused."""
+    done = 0
+    try:
+        os.close(open_inside(root, path))
+        for frame in read_video_frames(Path(inside(root, path)), steps):
+            yield frame
+            done += 1
+    except SourceError as error:
+        for step in np.asarray(steps)[done:].tolist():
+            yield Fault(reason=error.reason, message=error.message, start=step, stop=step + 1, path=path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,13 +288,18 @@ def _seek(container: InputContainer, stream: VideoStream, index: _Index, start: 
 
 def _open(path: Path) -> InputContainer:
     try:
-        container = av.open(str(path))
+        container = av.open(str(path), metadata_errors="replace")
     except (av.FFmpegError, OSError) as error:
         raise _unreadable(path, error) from error
     if not container.streams.video:
         container.close()
         raise SourceError(f"expected a video stream in {path.name}, found none; check the file", Reason.UNSUPPORTED)
     context = container.streams.video[0].codec_context
+    if getattr(container.streams.video[0], "codec_context", None) is None:  # of a codec that FFmpeg does not know
+        container.close()
+        raise SourceError(
+            f"expected a video in a known codec in {path.name}, found none; check the file", Reason.UNSUPPORTED
+        )
     if context.width * context.height > MAX_PIXELS:
         container.close()
         raise SourceError(

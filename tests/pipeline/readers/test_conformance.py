@@ -25,7 +25,7 @@ from pipeline.readers import READERS, open_source
 from pipeline.readers.aloha import AlohaReader
 from pipeline.readers.protocol import Reader
 from schemas.source import EpisodeRef
-from tests.pipeline.readers import bag_builder, builders, hdf5_builders, replay_builder, rlds_builder
+from tests.pipeline.readers import bag_builder, builders, droid_builder, hdf5_builders, replay_builder, rlds_builder
 from tests.tasks.example_encoder import bytes_list, float_list, int64_list
 
 VIEWS = {"main": (12, 16), "wrist": (10, 14)}
@@ -345,6 +345,26 @@ def write_ros2(root: Path, **options: Any) -> None:
         bag_builder.write_sqlite(root / f"run_{episode.number}", bag_messages(episode, is_ros1=False), **options)
 
 
+def write_droid(root: Path) -> None:
+    """The state's second number is the gripper's; annotations beside all episodes."""
+    said = {}
+    for episode in EPISODES:
+        folder = root / f"lab/success/2023-10-10/Fri_Oct_10_14:0{episode.number}:00_2023"
+        arrays = {
+            "observation/robot_state/joint_positions": episode.state[:, :1],
+            "observation/robot_state/gripper_position": episode.state[:, 1],
+            "action/joint_position": episode.actions[:, :2],
+            "action/gripper_position": episode.actions[:, 2],
+        }
+        droid_builder.write_trajectory(folder, arrays)
+        droid_builder.write_metadata(folder, f"run{episode.number}")
+        for view, role in (("main", "ext1"), ("wrist", "wrist")):
+            path = folder / f"recordings/MP4/{droid_builder.SERIALS[role]}.mp4"
+            droid_builder.write_mp4(path, episode.frames(view))
+        said[f"run{episode.number}"] = {"language_instruction1": episode.instruction}
+    (root / "aggregated-annotations-030724.json").write_text(json.dumps(said))
+
+
 # -- formats -----------------------------------------------------------------------------------------------------------
 
 _NPY = {"rate_hz": 25.0, "views": {"main": "main", "wrist": "wrist"}, "state": ("state",), "actions": ("actions",)}
@@ -426,6 +446,13 @@ FORMATS: dict[str, Format] = {
         state=("state",),
         actions=("action",),
         has_instruction=False,
+    ),
+    "droid": Format(
+        write_droid,
+        rate_hz=15.0,
+        views={"main": "exterior_image_1_left", "wrist": "wrist_image_left"},
+        state=("observation/robot_state/joint_positions", "observation/robot_state/gripper_position"),
+        actions=("action/joint_position", "action/gripper_position"),
     ),
     "bag": Format(write_bags, **_BAG),
     "bag-lz4": Format(lambda root: write_bags(root, codec="lz4"), **_BAG),

@@ -15,7 +15,15 @@ from pipeline.readers.protocol import Reader
 from schemas.errors import Reason, SourceError
 from schemas.source import EpisodeRef, Fault
 from tests.pipeline.planner_caches import write_cache
-from tests.pipeline.readers import bag_builder, builders, carla_writers, hdf5_builders, replay_builder, rlds_builder
+from tests.pipeline.readers import (
+    bag_builder,
+    builders,
+    carla_writers,
+    droid_builder,
+    hdf5_builders,
+    replay_builder,
+    rlds_builder,
+)
 
 
 def write_planner_cache(root: Path) -> Path:
@@ -38,6 +46,7 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
     "carla-dump": carla_writers.write_dump,
     "planner-npz": write_planner_cache,
     "rosbag": bag_builder.write_bags,
+    "droid": lambda root: droid_builder.write_droid(root, (3, 2)),
 }
 JSON_PIECES = (
     b"null",

@@ -19,7 +19,15 @@ from pipeline.readers.records import parse_record
 from schemas.errors import Reason, SourceError, UsageError
 from schemas.source import Fault
 from tests.pipeline import planner_caches
-from tests.pipeline.readers import builders, carla_writers, hdf5_builders, replay_builder, rlds_builder
+from tests.pipeline.readers import (
+    bag_builder,
+    builders,
+    carla_writers,
+    droid_builder,
+    hdf5_builders,
+    replay_builder,
+    rlds_builder,
+)
 
 WRITERS = {
     "lbc": builders.write_lbc_route,
@@ -34,6 +42,8 @@ WRITERS = {
     "carla-recorder": carla_writers.write_recorder,
     "carla-dump": carla_writers.write_dump,
     "planner-npz": lambda root: planner_caches.write_cache(root, 3),
+    "rosbag": bag_builder.write_bags,
+    "droid": droid_builder.write_droid,
 }
 
 
