@@ -354,12 +354,28 @@ def stats(
     published: Annotated[
         bool, typer.Option("--published", help="Diffusion Planner's published constants, not computed ones.")
     ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", metavar="FILE", help="Frozen norm_stats.json: say how far the data lies from it."),
+    ] = None,
+    json: Json = False,
 ) -> None:
     """Compute statistics of what training sees, exactly and without touching a pixel."""
+    from pipeline import screens
     from pipeline.stats_export import parse_delta, stats_file
 
     mask = parse_delta(delta)
+    if against is not None:
+        from pipeline.drift import drift_report
+
+        if format != "openpi" or output is not None or published:
+            raise UsageError("expected --against alone, found it with --format, -o or --published; leave those out")
+        report = drift_report(out, against, horizon=horizon, delta_mask=mask, tail=tail)
+        print_json(report.to_json()) if json else screens.print_drift(report)
+        raise typer.Exit(3 if report.drifted else 0)
     data = stats_file(out, format, horizon=horizon, delta_mask=mask, tail=tail, published=published)
+    if format == "openpi":
+        screens.warn_near_constant(data)
     if output is None:
         sys.stdout.write(data.decode())
     else:

@@ -262,6 +262,7 @@ def _write_norm_stats(finished: Finished, steps: StepRows, episodes: pa.Table) -
         horizon = finished.plan.recipe.horizon
         samples = Samples(read_rows=steps.read, episode_ends=ends, valid=valid, horizon=horizon)
         stats = samples_stats(samples, arrays)
+        stats["headrace"]["generation"] = finished.plan.generation
     data = json.dumps(stats, sort_keys=True, indent=1).encode()
     return write_document(_table_path(finished, "norm_stats", "json"), data, finished.workspace.tmp)
 

@@ -1,11 +1,12 @@
 """What a person sees in a terminal, and the same facts as JSON."""
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
@@ -16,6 +17,9 @@ from pipeline.plan import Estimate, Plan
 from pipeline.report import ConvertReport
 from pipeline.summaries import count_reasons, nbytes_text, reasons_text
 from pipeline.watch import Watch
+
+if TYPE_CHECKING:
+    from pipeline.drift import DriftReport  # which imports the kernels, as no other screen does
 
 SHOWN_ROWS = 12
 """Rows of a long table that fit a screen; the rest is counted, and whole in --json."""
@@ -50,6 +54,33 @@ def print_index(summary: Mapping[str, Any]) -> None:
     _print_more(console, summary["problems"], "problems")
     for note in summary["notes"]:
         console.print(Text(f"note: {note}", "yellow"))
+
+
+def print_drift(report: "DriftReport") -> None:
+    """Print how far a dataset lies from frozen statistics, dimension by dimension."""
+    console = out_console()
+    first = report.first_episode
+    which = f"episodes {first} to {report.num_episodes - 1}" if first else f"all {report.num_episodes} episodes"
+    table = _table("array", "dimension", "shift of mean, std", "std / frozen", "outside [q01, q99]", "flags")
+    for row in report.dims:
+        numbers = [f"{value:.3g}" if value is not None else "-" for value in (row.shift_std, row.std_ratio)]
+        outside = f"{row.outside:.1%}" if row.outside is not None else "-"
+        flags = Text(", ".join(row.flags), "red")
+        table.add_row(row.array, str(row.dim), *numbers, outside, flags)
+    console.print(
+        f"{which}, {report.num_anchors:,} samples of horizon {report.horizon}, against {_plain(report.against)}"
+    )
+    console.print(table)
+    num = len({(row.array, row.dim) for row in report.dims if row.flags})
+    console.print(f"{num} of {len(report.dims)} dimensions drifted" if num else "no dimension drifted")
+
+
+def warn_near_constant(norm_stats: bytes) -> None:
+    """Say on standard error which dimensions of a ``norm_stats.json`` no scaling can serve."""
+    from pipeline.stats_export import near_constant_lines
+
+    for line in near_constant_lines(json.loads(norm_stats)):
+        err_console().print(Text(f"warning: {line}", "yellow"))
 
 
 def _print_views(console: Console, summary: Mapping[str, Any]) -> None:

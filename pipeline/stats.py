@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float32, Int64
 
 from schemas.errors import DatasetError, SchemaError, locate
 from tasks import stats
+from tasks.drift import near_constant
 from tasks.kernels.quantiles import Chunks
 from tasks.quantiles import Brackets, Counts, guess, narrow, search
 
@@ -293,9 +294,10 @@ def _openpi_entry(summary: stats.Summary) -> dict[str, list[float]]:
     return {name: values.tolist() for name, values in named.items()}
 
 
-def _record(summary: stats.Summary) -> dict[str, list[float]]:
+def _record(summary: stats.Summary) -> dict[str, Any]:
     named = {"min": summary.low, "max": summary.high, "count": summary.count, "num_non_finite": summary.num_non_finite}
-    return {name: values.tolist() for name, values in named.items()}
+    reasons = {str(dim): reason for dim, reason in near_constant(summary).items()}
+    return {**{name: values.tolist() for name, values in named.items()}, "near_constant": reasons}
 
 
 def _map(function: Callable[[Iterable[int]], T], blocks: Sequence[Iterable[int]]) -> list[T]:

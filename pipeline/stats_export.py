@@ -79,7 +79,8 @@ def dataset_norm_stats(
     rows = DatasetRows(path)
     chosen = int(rows.info.recipe["horizon"]) if horizon is None else horizon
     samples = rows.samples(horizon=chosen, tail=tail, delta_mask=delta_mask)
-    return samples_stats(samples, rows.signals(), threads=threads)
+    found = samples_stats(samples, rows.signals(), threads=threads)
+    return {**found, "headrace": {"generation": rows.info.generation, **found["headrace"]}}
 
 
 def lerobot_stats(
@@ -192,3 +193,12 @@ def _lerobot_entry(summary: stats.Summary) -> dict[str, list[float]]:
 
 def _json(value: Any, indent: int | None = None) -> bytes:
     return json.dumps(value, indent=indent, allow_nan=False).encode()
+
+
+def near_constant_lines(content: Mapping[str, Any]) -> list[str]:
+    """Say which dimensions of :func:`dataset_norm_stats` no scaling can serve."""
+    return [
+        f"dimension {dim} of {array} would be blown up by scaling: {reason}"
+        for array, record in content["headrace"]["arrays"].items()
+        for dim, reason in record["near_constant"].items()
+    ]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from pipeline.cli import main
@@ -211,6 +212,30 @@ def test_statistics_are_printed_or_written_in_each_format(headrace, raw, tmp_pat
         ["--tail", "x"],
     ):
         assert headrace("stats", out, *wrong).code == 2
+
+
+def test_statistics_after_an_append_are_those_of_one_conversion_and_frozen_ones_show_the_drift(headrace, raw, tmp_path):
+    convert(headrace, tmp_path)
+    out, frozen = tmp_path / "out", tmp_path / "frozen.json"
+    headrace("stats", out, "-o", frozen)
+    same = headrace("stats", out, "--against", frozen)
+    assert same.code == 0 and "no dimension drifted" in same.out
+    write_route(raw, 3, 4)
+    convert(headrace, tmp_path)
+    drifted = headrace("stats", out, "--against", frozen, "--json")
+    report = json.loads(drifted.out)
+    assert (drifted.code, report["drifted"], report["first_episode"]) == (3, True, 2)
+    speed = report["dims"][0]
+    old = [1000 + step for step in range(5)] + [2000 + step for step in range(6)]
+    shift = (sum(3000 + step for step in range(4)) / 4 - np.mean(old)) / np.std(old)
+    assert (speed["array"], speed["shift_std"], speed["outside"]) == ("state", pytest.approx(shift), 1.0)
+    assert headrace("stats", out, "--against", frozen, "-o", "x").code == 2
+    now = json.loads(headrace("stats", out).out)
+    assert now["headrace"]["generation"] == 2
+    assert now == json.loads((out / "_tables/norm_stats-2.json").read_text())
+    headrace("convert", raw, tmp_path / "once", "--recipe", tmp_path / "tiny.toml", "--workers", "0")
+    once = json.loads(headrace("stats", tmp_path / "once").out)
+    assert {**once, "headrace": {**once["headrace"], "generation": 2}} == now
 
 
 def test_old_generations_are_removed_when_asked_and_the_committed_one_stays(headrace, raw, tmp_path):
