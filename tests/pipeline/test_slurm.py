@@ -118,6 +118,13 @@ def slurm(tmp_path, monkeypatch):
         yield folder
 
 
+def test_slurm_accepts_the_example_of_a_batch_script(slurm):
+    script = REPOSITORY / "examples" / "schedules" / "night.sbatch"
+    smaller = ["--cpus-per-task=1", "--mem=100", "--time=10"]  # than this node
+    done = subprocess.run(["sbatch", "--test-only", *smaller, str(script)], capture_output=True, text=True)
+    assert done.returncode == 0 and "to start at" in done.stderr
+
+
 def test_a_job_converts_through_slurm_and_leaves_no_job_behind(slurm, tmp_path):
     write_lerobot_set(tmp_path / "recordings", num_episodes=2, num_steps=24, size=(48, 64))
     (tmp_path / "job.toml").write_text(JOB)
