@@ -76,10 +76,8 @@ def gap_faults(
     aligned = clock.alignment[method]
     for start, stop in runs(gaps):
         error_s = float(np.abs(aligned.error_s[start:stop]).max())
-        within = f"within {limit_s:.4f} s of the step" if np.isfinite(limit_s) else "at or before the step"
-        message = (
-            f"expected a message on {name} {within}, found one {error_s:.4f} s away; raise tolerance_s, or start later"
-        )
+        within = f"within {limit_s:.4f} s of each step" if np.isfinite(limit_s) else "at or before each step"
+        message = f"expected a message on {name} {within}, found none for {stop - start} steps, up to {error_s:.4f} s; raise tolerance_s"
         first, last = int(aligned.lower[start]), int(aligned.lower[stop - 1])
         fault = Fault(
             reason=Reason.TIME_GAP, message=message, episode=clock.ref.key, stream=name, start=first, stop=last + 1

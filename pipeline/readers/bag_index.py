@@ -200,21 +200,33 @@ class Times:
 
 def stream_times(bag: Bag, topic: str, clock: str) -> Times:
     """Return the times of a topic's messages: by ``header`` its stamps, where they were set, else when it was recorded (``log``)."""
-    return _times(bag.root, bag.paths, _state(bag.root, bag.paths), topic, clock)
-
-
-@lru_cache(maxsize=64)
-def _times(root: Path, paths: tuple[str, ...], state: tuple[tuple[int, int], ...], topic: str, clock: str) -> Times:
-    bag = _open_bag(root, paths, state)
     stream = bag.streams[topic]
-    ns = stream.log_ns.copy()
-    if clock == "header" and has_stamp(stream.fields):
-        with messages(bag) as read:
-            for number in np.lexsort(stream.places.T[::-1]).tolist():  # chunk by chunk: each is unpacked once
-                try:
-                    stamp_ns = read_stamp_ns(read.data(stream, number, HEAD_NBYTES), is_ros1=stream.is_ros1)
-                except SourceError:
-                    continue  # refused with its reason when the message is read
-                ns[number] = stamp_ns or ns[number]
+    if clock == "log" or not has_stamp(stream.fields):
+        return _ordered(stream.log_ns)
+    return _stamps(bag.root, bag.paths, _state(bag.root, bag.paths))[topic]
+
+
+def _ordered(ns: np.ndarray) -> Times:
     order = np.argsort(ns, kind="stable")
     return Times(ns[order], order)
+
+
+@lru_cache(maxsize=8)
+def _stamps(root: Path, paths: tuple[str, ...], state: tuple[tuple[int, int], ...]) -> dict[str, Times]:
+    """Read the stamps of all topics in one pass over the bag, so that each chunk is unpacked once."""
+    bag = _open_bag(root, paths, state)
+    streams = [stream for stream in bag.streams.values() if has_stamp(stream.fields)]
+    found = [stream.log_ns.copy() for stream in streams]
+    places = np.concatenate([stream.places[:, [0, 2, 3]] for stream in streams])
+    owners = np.repeat(np.arange(len(streams)), [len(stream) for stream in streams])
+    numbers = np.concatenate([np.arange(len(stream)) for stream in streams])
+    with messages(bag) as read:
+        for place in np.lexsort(places.T[::-1]):
+            owner, number = int(owners[place]), int(numbers[place])
+            stream = streams[owner]
+            try:
+                stamp_ns = read_stamp_ns(read.data(stream, number, HEAD_NBYTES), is_ros1=stream.is_ros1)
+            except SourceError:
+                continue  # refused with its reason when the message is read
+            found[owner][number] = stamp_ns or found[owner][number]
+    return {stream.topic: _ordered(ns) for stream, ns in zip(streams, found, strict=True)}

@@ -14,6 +14,9 @@ class Reader(Protocol):
 
     An instance is small, immutable and picklable: options and the root are its fields, open files are not.
     ``steps`` are recorded step numbers, sorted, repeats allowed (a resampled grid asks for one step twice).
+
+    A format whose streams come at rates of their own has one more method, ``on_own_clock(ref, name) -> EpisodeRef``: the episode as
+    one stream's messages step through it, for the same questions (:mod:`pipeline.stream_clocks`).
     """
 
     name: str
