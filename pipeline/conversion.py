@@ -20,6 +20,7 @@ from pipeline.incremental import (
     planned_generation,
     read_previous,
     recipe_differences,
+    refuse_other_layout,
     refuse_other_recipe,
 )
 from pipeline.jobs import Tasks, finished_tasks
@@ -303,6 +304,7 @@ class _Conversion:
         else:
             refuse_other_recipe(self.previous, self.recipe, self.asked.shard_steps)
             bindings = bindings_from_json(self.previous.attributes["bindings"])
+            refuse_other_layout(self.previous, self.recipe, bindings)
             shard_steps = self.previous.shard_steps
         accepted: list[tuple[str, EpisodeRef, str]] = []
         for name, ref, mark in taken:

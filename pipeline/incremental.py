@@ -12,9 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute
 
+from pipeline.arrays import episode_specs, frame_specs, row_specs, sample_specs
 from pipeline.sources import Source, digest_file, fingerprint, forget_digests
 from pipeline.store.metadata import ROOT_DOCUMENT, DatasetInfo, read_info
 from pipeline.store.tables import manifest_rows, read_table
+from pipeline.views import Bindings
 from pipeline.workspace import Workspace, read_json, write_json
 from schemas.errors import DatasetError, PlanError, Reason, UsageError
 from schemas.recipe import Recipe, recipe_from_mapping, recipe_to_mapping
@@ -282,6 +284,27 @@ def refuse_other_recipe(previous: DatasetInfo, recipe: Recipe, shard_steps: int 
         raise PlanError(
             f"expected the recipe that the dataset was made with, found {'; '.join(differences[:5])}; "
             "use the same recipe and flags, or convert into a new dataset"
+        )
+
+
+def refuse_other_layout(previous: DatasetInfo, recipe: Recipe, bindings: Bindings) -> None:
+    """Raise PlanError, naming the differences, unless this version of Headrace would lay the arrays out as they are.
+
+    The recipe may be the same and the dataset of another version: nothing may be appended in another encoding.
+    """
+    shard_steps, names = previous.shard_steps, dict.fromkeys(bindings.sizes, ())
+    specs = [*frame_specs(recipe, bindings, shard_steps), *sample_specs(recipe, bindings, shard_steps)]
+    now = {spec.name: spec for spec in [*specs, *row_specs(recipe, bindings, names), *episode_specs()]}
+    differences = [f"array {name}" for name in sorted(now.keys() ^ previous.arrays.keys())]
+    for name in sorted(now.keys() & previous.arrays.keys()):
+        for part in ("dims", "row_shape", "dtype", "chunk_steps", "shard_steps", "codec", "valid_array"):
+            stored, wanted = getattr(previous.arrays[name], part), getattr(now[name], part)
+            if stored != wanted:
+                differences.append(f"{part} of {name} {stored} -> {wanted}")
+    if differences:
+        raise PlanError(
+            f"expected the arrays that this version of Headrace writes, found a dataset of another: {'; '.join(differences[:5])}; "
+            "convert into a new dataset, or append with the version that made this one"
         )
 
 

@@ -113,7 +113,7 @@ def summarize_dataset(path: Path) -> dict[str, Any]:
     info = read_info(path)
     quarantine = read_table(info, "quarantine").to_pylist()
     counts = count_reasons(
-        Fault(reason=Reason(row["reason"]), message="", is_warning=bool(row.get("is_warning"))) for row in quarantine
+        Fault(reason=Reason(row["reason"]), message="", is_warning=row["is_warning"]) for row in quarantine
     )
     manifest = read_table(info, "manifest", ["kind", "nbytes", "array"]).to_pylist()
     sizes: dict[str, int] = {}

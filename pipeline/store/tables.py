@@ -79,6 +79,9 @@ MANIFEST = pa.schema(
 )
 """One row a shard file (``kind`` shard) and one a source file (``kind`` source), of the episode of that index."""
 
+SCHEMAS = {"episodes": EPISODES, "tasks": TASKS, "maps": MAPS, "quarantine": QUARANTINE, "manifest": MANIFEST}
+"""Tables whose columns are the same in every dataset."""
+
 _LEADING = ("episode_index", "step_in_episode", "timestamp_s", "source_step", "task_index", "valid")
 _TRAILING = ("align_error_s",)
 
@@ -195,7 +198,7 @@ def read_table(info: DatasetInfo, name: str, columns: Sequence[str] | None = Non
     Raises
     ------
     DatasetError
-        There is no such table or column.
+        There is no such table or column, or another version of Headrace wrote it with other columns.
     ChecksumError
         The file is not the one that was committed.
     """
@@ -203,9 +206,14 @@ def read_table(info: DatasetInfo, name: str, columns: Sequence[str] | None = Non
     path = info.tables[name].path
     try:
         with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
-            missing = [column for column in columns or () if column not in file.schema_arrow.names]
+            wanted = dict.fromkeys([*(SCHEMAS[name].names if name in SCHEMAS else ()), *(columns or ())])
+            missing = [column for column in wanted if column not in file.schema_arrow.names]
             if missing:
-                raise DatasetError(f"expected columns {list(columns or ())}, found none called {missing}", file=path)
+                raise DatasetError(
+                    f"expected columns {list(wanted)}, found none called {missing}; convert again, "
+                    "or read it with the version of Headrace that wrote it",
+                    file=path,
+                )
             return file.read(columns=None if columns is None else list(columns))
     except (pa.ArrowException, OSError) as error:
         raise ChecksumError(

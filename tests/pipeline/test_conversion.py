@@ -14,7 +14,7 @@ import zarr
 from pipeline.cluster import ClusterOptions
 from pipeline.conversion import convert
 from pipeline.report import ConvertReport
-from pipeline.store.metadata import read_info
+from pipeline.store.metadata import read_info, root_document
 from pipeline.verification import verify
 from pipeline.watch import Watch
 from schemas.errors import DatasetError, LockedError, PlanError, RecipeError, SourceError, UsageError
@@ -229,6 +229,24 @@ def test_another_recipe_is_refused_naming_the_difference(raw, recipe, out, tmp_p
         run(raw, out, write_recipe(tmp_path), shard_steps=8)
 
 
+def test_nothing_is_appended_to_arrays_that_this_version_would_lay_out_otherwise(raw, recipe, out):
+    run(raw, out, recipe)
+    info = read_info(out)
+    arrays = {name: (spec, info.lengths[name]) for name, spec in info.arrays.items()}
+    main, row = info.arrays["rgb_main"], info.arrays["row_size"]
+    arrays["rgb_main"] = (replace(main, codec="zstd"), arrays["rgb_main"][1])
+    arrays["older"] = (replace(row, name="older"), arrays.pop("row_size")[1])
+    (out / "zarr.json").write_bytes(root_document(arrays, {**info.attributes, "tables": info.tables}))
+    before = tree(out)
+    write_route(raw, 3, 4)
+    with pytest.raises(
+        PlanError, match=r"array older; array row_size; codec of rgb_main zstd -> raw; convert into a new dataset"
+    ):
+        run(raw, out, recipe)
+    changed = {path for path, data in tree(out).items() if before.get(path) != data}
+    assert changed == {"rgb_main/zarr.json"}  # an array's own document follows the root
+
+
 def test_a_source_that_changed_under_an_unfinished_run_is_refused_and_restart_discards(raw, recipe, out, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(raw, out, recipe, watch=StopAfter(2))
@@ -327,7 +345,7 @@ def test_recordings_are_resampled_to_the_rate_asked_for(raw, recipe, out):
 def test_the_second_run_is_told_who_holds_the_dataset(raw, recipe, out):
     class Second(Watch):
         def planned(self, plan, cost, reused) -> None:
-            with pytest.raises(LockedError, match=f"process {os.getpid()} on ") as refused:
+            with pytest.raises(LockedError, match=f"process {os.getpid()} of .* on ") as refused:
                 run(raw, out, recipe)
             assert refused.value.exit_code == 75
 

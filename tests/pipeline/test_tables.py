@@ -76,6 +76,18 @@ def test_columns_can_be_chosen_and_unknown_ones_are_refused(info: DatasetInfo) -
         read_table(info, "nonsense")
 
 
+@pytest.mark.parametrize("name", ["episodes", "tasks", "quarantine", "manifest"])
+def test_a_table_of_another_version_is_refused_with_its_columns_named(name, info, tmp_path):
+    whole = read_table(info, name)
+    for column in whole.column_names:
+        ref = write_table(tmp_path / "_tables" / f"{name}-1.parquet", whole.drop_columns([column]), tmp_path)
+        older = replace(info, root=tmp_path, tables={**info.tables, name: ref})
+        with pytest.raises(DatasetError, match=rf"found none called \['{column}'\]; convert again"):
+            read_table(older, name)
+        with pytest.raises(DatasetError, match=rf"found none called \['{column}'\]"):
+            read_table(older, name, whole.column_names[:1])
+
+
 def schema() -> pa.Schema:
     return pa.schema(
         [
