@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from pipeline.arrays import episode_specs, frame_specs, row_specs, sample_specs
+from pipeline.same_content import SharedContent
 from pipeline.sources import Source, digest_file, fingerprint, forget_digests
 from pipeline.store.metadata import ROOT_DOCUMENT, DatasetInfo, read_info
 from pipeline.store.tables import manifest_rows, read_table
@@ -136,6 +137,8 @@ def find_changes(
 ) -> Changes:
     """Compare sources and dataset: by size and time first, then by content, so that touching, moving and renaming change nothing.
 
+    Episodes of a file that others share, and that has changed, are compared one by one (:class:`SharedContent`): mostly it grew.
+
     With ``rehash`` nothing is believed by size and time. PlanError where an episode changed that ``replace`` does not name.
     """
     if rehash:
@@ -143,7 +146,7 @@ def find_changes(
     known = known_files(previous)
     present = {f"{source.name}/{ref.key}": (source, ref) for source in sources for ref in source.index.episodes}
     marks = {name: fingerprint(source.reader, ref) for name, (source, ref) in present.items()}
-    contents = Contents(known)
+    contents, shared = Contents(known), SharedContent(previous, present)
     places = places_of(present)
     asked = _named(replace, known, present)
     new, moved, duplicates, changed = [], {}, [], []
@@ -152,7 +155,7 @@ def find_changes(
         if old in known and not rehash and name not in asked and seen.marks.get(name) == marks[name]:
             pass
         elif name in known:
-            if read_files(source, ref) != known[name]:
+            if read_files(source, ref) != known[name] and not shared.is_same(name):
                 changed.append(name)
             continue
         else:

@@ -1,16 +1,24 @@
 """RLDS and replay buffers from end to end: converted, verified, and served as they were recorded."""
 
+import shutil
+import tempfile
 from pathlib import Path
 
+import h5py
 import numpy as np
+import pytest
 
 from pipeline import convert, verify
 from pipeline.cluster import ClusterOptions
+from pipeline.export_lerobot import export_lerobot
 from pipeline.loaders import DatasetReader, WindowLoader
+from schemas.errors import PlanError
 from schemas.recipe import FrameRecipe, Recipe, SignalRecipe, ViewRecipe
 from tests.pipeline.readers.builders import colour
+from tests.pipeline.readers.hdf5_builders import write_robomimic
 from tests.pipeline.readers.replay_builder import buffer_files, pusht_arrays, write_pusht, write_zip
 from tests.pipeline.readers.rlds_builder import write_bridge
+from tests.pipeline.store_builder import build_dataset
 
 
 def recipe(view: str, size: tuple[int, int]) -> Recipe:
@@ -83,3 +91,45 @@ def test_episodes_appended_to_a_replay_buffer_are_converted_alone(tmp_path):
     assert (report.num_episodes, report.total_episodes, report.unchanged_episodes) == (1, 3, 2)
     assert verify(tmp_path / "out").ok
     np.testing.assert_array_equal(DatasetReader(tmp_path / "out").rows("actions"), pusht_arrays(11)["action"])
+
+
+def grow(kind: str, folder: Path, num_episodes: int) -> Recipe:
+    """Write the first episodes of a set anew, all into the files that it has, and return how they are converted."""
+    if kind == "robomimic":
+        (folder / "demo.hdf5").unlink(missing_ok=True)
+        write_robomimic(folder / "demo.hdf5", (0, 2, 10)[:num_episodes])
+        return recipe("agentview_image", (6, 8))
+    if kind == "replay buffer":  # each new episode fills up the last chunk of the one before it
+        write_pusht(folder, (3, 7, 11)[:num_episodes])
+        return recipe("img", (16, 20))
+    with tempfile.TemporaryDirectory() as scratch:
+        built = build_dataset(Path(scratch) / "out", episode_lengths=(3, 4, 5)[:num_episodes], missing={"side": []})
+        shutil.rmtree(folder, ignore_errors=True)
+        export_lerobot(built.root, folder, version="3.0")
+    return recipe("observation.images.main", built.arrays["rgb_main"].shape[1:3])
+
+
+@pytest.mark.parametrize("kind", ["replay buffer", "robomimic", "lerobot v3"])
+def test_a_file_of_many_episodes_may_grow(tmp_path, kind):
+    raw, out, options = tmp_path / "raw", tmp_path / "out", {"cluster": ClusterOptions(workers=0)}
+    made = grow(kind, raw, 2)
+    converted(raw, out, made)
+    grow(kind, raw, 3)
+    report = convert(raw, out, made, **options)
+    assert (report.num_episodes, report.total_episodes, report.unchanged_episodes) == (1, 3, 2)
+    assert verify(out).ok
+    again = convert(raw, out, made, rehash=True, **options)
+    assert (again.num_episodes, again.unchanged_episodes) == (0, 3)
+    once = converted(raw, tmp_path / "once", made)
+    for name in ("state", "actions", "valid"):
+        np.testing.assert_array_equal(DatasetReader(out).rows(name), once.rows(name))
+
+
+def test_an_episode_that_changed_in_a_file_that_grew_is_still_said(tmp_path):
+    made = grow("robomimic", tmp_path / "raw", 2)
+    converted(tmp_path / "raw", tmp_path / "out", made)
+    grow("robomimic", tmp_path / "raw", 3)
+    with h5py.File(tmp_path / "raw" / "demo.hdf5", "r+") as file:
+        file["data/demo_2/obs/agentview_image"][1, 3, 4, 0] ^= 1
+    with pytest.raises(PlanError, match="found 1 changed: raw/.*demo_2"):
+        convert(tmp_path / "raw", tmp_path / "out", made, cluster=ClusterOptions(workers=0))
