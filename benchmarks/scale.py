@@ -60,7 +60,7 @@ class EmptyTasks:
     """Tasks of a plan of so many shards and no episode to digest."""
 
     def __init__(self, root: Path, shards: int) -> None:
-        self.root = root
+        self.root, self.place = root, str(root)
         self.plan = SimpleNamespace(shards=range(shards), num_steps=shards * CHUNKS, first_step=0, episodes=())
 
     def episodes(self, shard: int) -> tuple[()]:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +121,11 @@ def open_client(options: ClusterOptions, say: Say = lambda text: None) -> Iterat
     import dask
     from distributed.utils import silence_logging_cmgr
 
+    if options.performance_report and find_spec("bokeh") is None:  # said before anything starts
+        raise MissingExtraError(
+            "expected bokeh for --performance-report, found it missing; run: pip install 'headrace[dashboard]'"
+        )
+
     settings = {
         # null waits for ever once every worker has died
         "distributed.scheduler.no-workers-timeout": f"{max(120.0, _timeout_s(options)):g}s",
@@ -194,12 +200,6 @@ def _performance_report(file: str, client: "Client") -> Iterator[None]:
     if not file:
         yield
         return
-    try:
-        import bokeh  # noqa: F401  # Dask's report is drawn with it
-    except ImportError as error:
-        raise MissingExtraError(
-            "expected bokeh for --performance-report, found it missing; run: pip install 'headrace[dashboard]'"
-        ) from error
     from distributed import performance_report
 
     with client.as_current(), performance_report(filename=file):

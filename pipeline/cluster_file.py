@@ -148,9 +148,9 @@ def start_cluster(file: ClusterFile, environment: Mapping[str, str], say: Say) -
         options["scheduler_options"] = with_free_ports(scheduler, say)
     try:
         cluster = cluster_class(file.cluster)(**options)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # of whatever kind: of options that it does not take, or of what it could not reach
         raise UsageError(
-            f"expected [options] that {file.cluster} takes, found: {error}; correct the cluster file"
+            f"expected {file.cluster} to start with these [options], found: {error}; correct the cluster file, or its access"
         ) from error
     with cluster:
         if file.adaptive:
@@ -180,6 +180,8 @@ def with_environment(file: ClusterFile, environment: Mapping[str, str]) -> dict[
         options["job_script_prologue"] = [*exports, *options.get("job_script_prologue", [])]
     elif isinstance(options.get("env", {}), Mapping):  # else the list that Kubernetes itself takes
         options["env"] = {**environment, **options.get("env", {})}
+    if file.cluster == "KubeCluster":  # it would start three, and end the surplus again
+        options.setdefault("n_workers", file.workers or file.adaptive.get("minimum", 1))
     return options
 
 

@@ -44,6 +44,7 @@ class Tasks:
         self, root: Path, plan: Plan, readers: Mapping[str, Any], previous: DatasetInfo | None, *, map_path: str = ""
     ) -> None:
         self.root, self.plan, self.readers = root, plan, readers
+        self.place = str(root.resolve())
         self.stops = np.array([episode.stop for episode in plan.episodes])
         self.specs = tuple(frame_specs(plan.recipe, plan.bindings, plan.shard_steps))
         self.sample_specs = tuple(sample_specs(plan.recipe, plan.bindings, plan.shard_steps))
@@ -72,7 +73,7 @@ class Tasks:
         )
         begun = start < self.plan.first_step
         return ShardJob(
-            root=str(self.root.resolve()),
+            root=self.place,
             shard=shard,
             specs=self.specs,
             recipe=self.plan.recipe,

@@ -124,6 +124,7 @@ class _Window:
         self.resources: dict[str, float] = {}
         """What a shard task takes of a worker that offers it."""
         self.versions = own_versions()
+        self.root = tasks.place
         self.width, self.width_until_s = 0, 0.0
 
     def run(self, waiting: Iterator[tuple[str, int]]) -> None:
@@ -176,11 +177,10 @@ class _Window:
     def _submit(self, task: tuple[str, int], refused: str = "") -> None:
         kind, number = task
         key = f"{kind}-{number}-{time.monotonic_ns()}"
-        root = str(self.tasks.root.resolve())
         if kind == "source":
             episode = self.tasks.plan.episodes[number]
             reader = self.tasks.readers[episode.source]
-            call: tuple[Any, ...] = (write_provenance, root, reader, episode, number)
+            call: tuple[Any, ...] = (write_provenance, self.root, reader, episode, number)
         else:
             call = (write_shard, self.tasks.job(number, refused))
         with self._scheduler():

@@ -76,7 +76,12 @@ class ShardResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values; :meth:`from_json` reads them back."""
-        return asdict(self)
+        rows = [
+            {name: getattr(row, name) for name in ShardRow.__slots__} for row in self.rows
+        ]  # asdict copies every crc
+        faults = [(source, asdict(fault)) for source, fault in self.faults]
+        own = {name: getattr(self, name) for name in self.__slots__}
+        return {**own, "rows": rows, "faults": faults}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "ShardResult":

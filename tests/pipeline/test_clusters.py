@@ -237,3 +237,20 @@ def test_a_scheduler_that_dies_ends_the_run_and_the_same_command_resumes(tmp_pat
         tmp_path / "raw", tmp_path / "whole", tmp_path / "tiny.toml", shard_steps=1, cluster=ClusterOptions(workers=0)
     )
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_a_cluster_that_cannot_start_is_said_with_its_own_words(raw, monkeypatch):
+    class Refusing:
+        def __init__(self, **options):
+            raise ConnectionError(f"no queue {options['queue']}")
+
+    monkeypatch.setattr("pipeline.cluster_file.cluster_class", lambda name: Refusing)
+    file = ClusterFile(cluster="PBSCluster", workers=1, options={"queue": "short"})
+    with pytest.raises(UsageError, match="expected PBSCluster to start with these .*, found: no queue short; correct"):
+        run(raw, cluster=ClusterOptions(file=file))
+
+
+def test_a_report_that_cannot_be_drawn_is_said_before_anything_starts(raw, monkeypatch):
+    monkeypatch.setattr("pipeline.cluster.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'headrace\[dashboard\]'"):
+        run(raw, cluster=ClusterOptions(scheduler="tcp://127.0.0.1:1", performance_report="report.html"))
