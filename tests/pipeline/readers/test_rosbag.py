@@ -1,7 +1,9 @@
 """Bags of ROS 1 and ROS 2 and MCAP files, against the library rosbags where it is installed, and by what they were written from."""
 
 import shutil
+import sqlite3
 import struct
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -396,10 +398,8 @@ def test_a_file_that_the_metadata_names_and_that_is_absent_is_a_fault(tmp_path):
 
 
 def test_a_database_whose_messages_are_a_view_is_refused_since_it_might_never_end(tmp_path):
-    import sqlite3
-
     path = write_one(tmp_path, "sqlite")
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database:
         database.execute("DROP TABLE messages")
         database.execute(
             "CREATE VIEW messages AS WITH RECURSIVE f(id, topic_id, timestamp, data) AS "
@@ -407,6 +407,20 @@ def test_a_database_whose_messages_are_a_view_is_refused_since_it_might_never_en
         )
     index = RosbagReader(tmp_path).index()
     assert index.episodes == () and "table 'messages'" in index.faults[0].message
+
+
+def test_a_database_whose_rows_would_fill_memory_is_refused(tmp_path):
+    path = write_one(tmp_path, "sqlite")
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("DROP TABLE messages")
+        database.execute(
+            "CREATE TABLE messages(id INTEGER PRIMARY KEY, topic_id, timestamp, data AS (zeroblob(900000000)))"
+        )
+        database.execute("INSERT INTO messages(id, topic_id, timestamp) VALUES (1, 1, 1)")
+        database.commit()
+    index = RosbagReader(tmp_path).index()
+    refused = {fault.reason for fault in index.faults if not fault.is_warning}
+    assert index.episodes == () and refused <= {Reason.DECODE, Reason.TOO_LARGE}
 
 
 def test_nothing_is_written_beside_a_database(tmp_path):
@@ -425,6 +439,31 @@ def test_options_that_mean_nothing_are_refused(tmp_path):
 
 
 # -- rates ---------------------------------------------------------------------------------------------------------------
+
+
+@given(
+    slow=st.lists(st.integers(0, 60), min_size=1, max_size=8, unique=True),
+    fast=st.lists(st.integers(0, 60), min_size=9, max_size=20, unique=True),
+)
+def test_each_step_of_the_clock_shows_the_message_nearest_in_time_the_earlier_of_two(tmp_path_factory, slow, fast):
+    root = tmp_path_factory.mktemp("raw")
+    messages = [
+        Message(topic, JOINTS, at * SECOND, bag_builder.joints(False, ("a",), (at,), stamp_ns=(1 + at) * SECOND))
+        for topic, times in (("/slow", slow), ("/fast", fast))
+        for at in times
+    ]
+    bag_builder.write_mcap(root / "a.mcap", messages, per_chunk=3)
+    reader = RosbagReader(root)
+    (ref,) = reader.index().episodes
+    assert ref.details["clock"] == "/fast"
+    rows, _ = signals(reader, ref, ["timestamp_s", "/fast.position", "/slow.position"], np.arange(ref.num_steps))
+    fast, slow = sorted(fast), sorted(slow)
+    nearest = [min(slow, key=lambda at: (abs(at - step), at)) for step in fast]
+    np.testing.assert_array_equal(rows, np.transpose([np.array(fast) - fast[0], fast, nearest]))
+    own = reader.on_own_clock(ref, "/slow.position")
+    rows, _ = signals(reader, own, ["timestamp_s", "/slow.position"], np.arange(own.num_steps))
+    np.testing.assert_array_equal(rows, np.transpose([np.array(slow) - fast[0], slow]))
+
 
 RECIPE = """
 name = "arm"
