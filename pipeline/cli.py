@@ -351,6 +351,9 @@ def stats(
     ] = None,
     delta: Annotated[str, typer.Option(help="Delta dimensions as openpi spells them, such as 6,-1,6,-1.")] = "",
     tail: Annotated[str, typer.Option(help="repeat the last action, or drop chunks that are not whole.")] = "repeat",
+    adapter: Annotated[
+        str, typer.Option(help="aloha: state and actions as openpi's adapt_to_pi gives them, before --delta.")
+    ] = "",
     published: Annotated[
         bool, typer.Option("--published", help="Diffusion Planner's published constants, not computed ones.")
     ] = False,
@@ -370,10 +373,11 @@ def stats(
 
         if format != "openpi" or output is not None or published:
             raise UsageError("expected --against alone, found it with --format, -o or --published; leave those out")
-        report = drift_report(out, against, horizon=horizon, delta_mask=mask, tail=tail)
+        report = drift_report(out, against, horizon=horizon, delta_mask=mask, tail=tail, adapter=adapter)
         print_json(report.to_json()) if json else screens.print_drift(report)
         raise typer.Exit(3 if report.drifted else 0)
-    data = stats_file(out, format, horizon=horizon, delta_mask=mask, tail=tail, published=published)
+    options = {"horizon": horizon, "delta_mask": mask, "tail": tail, "adapter": adapter}
+    data = stats_file(out, format, published=published, **options)  # type: ignore[arg-type]
     if format == "openpi":
         screens.warn_near_constant(data)
     if output is None:

@@ -52,31 +52,39 @@ def drift_report(
     horizon: int | None = None,
     delta_mask: Sequence[bool] | None = None,
     tail: str = "repeat",
+    adapter: str = "",
 ) -> DriftReport:
     """Compare a dataset with a frozen ``norm_stats.json``, without decoding anything.
 
     A file that ``headrace stats`` wrote for an earlier generation of the dataset is compared with the episodes that have come since;
-    any other with all episodes. What such a file says of horizon, tail and delta mask is taken from it.
+    any other with all episodes. What such a file says of horizon, tail, delta mask and adapter is taken from it.
 
     Raises
     ------
     UsageError
-        The file is no ``norm_stats.json``, or not of arrays like the dataset's; or ``horizon``, ``tail`` or ``delta_mask`` contradict it.
+        The file is no ``norm_stats.json``, or not of arrays like the dataset's; or what it says is given beside it.
     DatasetError
         No step to compare.
     """
     frozen, record = _read_frozen(Path(against))
     rows = DatasetRows(path)
-    given = {"horizon": horizon, "tail": None if tail == "repeat" else tail, "delta_mask": delta_mask}
+    given = {
+        "horizon": horizon,
+        "tail": None if tail == "repeat" else tail,
+        "delta_mask": delta_mask,
+        "adapter": adapter or None,
+    }
     asked = {name: value for name, value in given.items() if value is not None}
     if record and asked:
         raise UsageError(
-            f"expected horizon, tail and mask of {against}, found {', '.join(asked)} given beside it; leave them out"
+            f"expected horizon, tail, mask and adapter of {against}, found {', '.join(asked)} given beside it; leave them out"
         )
-    horizon, tail, delta_mask = (
-        (record["horizon"], record["tail"], record["delta_mask"]) if record else (horizon, tail, delta_mask)
+    seen = (
+        {name: record[name] for name in given}
+        if record
+        else {"delta_mask": delta_mask, "adapter": adapter, "tail": tail}
     )
-    samples = rows.samples(horizon=horizon or int(rows.info.recipe["horizon"]), tail=tail, delta_mask=delta_mask)
+    samples = rows.samples(**{"horizon": horizon or int(rows.info.recipe["horizon"]), **seen})
     first = _first_new(samples, record)
     valid = samples.valid.copy()
     valid[: samples.episode_ends[first - 1] if first else 0] = False
@@ -161,4 +169,8 @@ def _record(content: Mapping[str, Any]) -> dict[str, Any]:
     wanted = {"horizon": int, "tail": str, "num_episodes": int, "num_steps": int}
     if not isinstance(record, dict) or any(type(record.get(key)) is not kind for key, kind in wanted.items()):
         return {}
-    return {"delta_mask": record.get("delta_mask"), **{key: record[key] for key in wanted}}
+    return {
+        "delta_mask": record.get("delta_mask"),
+        "adapter": record.get("adapter", ""),
+        **{key: record[key] for key in wanted},
+    }

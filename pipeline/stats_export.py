@@ -7,16 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.stats import ACTIONS, STATE, Samples, samples_stats, summarize
+from pipeline.stats import ACTIONS, STATE, ReadRows, Samples, samples_stats, summarize
 from pipeline.store.metadata import DatasetInfo, read_info
 from pipeline.store.rows import RowReader
 from schemas.errors import DatasetError, UsageError, locate
 from tasks import stats
+from tasks.transforms import AlohaToPi
 
 FORMATS = ("openpi", "lerobot", "lerobot-episodes", "diffusion-policy", "diffusion-planner")
 
 LEROBOT_FEATURES = {STATE: "observation.state", ACTIONS: "action"}
 LEROBOT_PERCENTILES = (1, 10, 50, 90, 99)
+
+
+ADAPTERS = {"aloha": AlohaToPi()}
+"""Robot adapters of openpi that act row by row, before relative actions and the statistics."""
 
 
 class DatasetRows:
@@ -34,16 +39,29 @@ class DatasetRows:
             )
         return self._rows.read(array, start, stop)
 
-    def samples(self, *, horizon: int = 1, tail: str = "repeat", delta_mask: Sequence[bool] | None = None) -> Samples:
-        """Return what training samples from the dataset."""
+    def samples(
+        self, *, horizon: int = 1, tail: str = "repeat", delta_mask: Sequence[bool] | None = None, adapter: str = ""
+    ) -> Samples:
+        """Return what training samples from the dataset, state and actions as a robot adapter of :data:`ADAPTERS` gives them."""
         return Samples(
-            read_rows=self.read,
+            read_rows=self._adapted(adapter) if adapter else self.read,
             episode_ends=self.read("episode_ends", 0, self.info.num_episodes),
             valid=self.read("valid", 0, self.info.num_steps),
             horizon=horizon,
             tail=tail,
             delta_mask=None if delta_mask is None else tuple(delta_mask),
         )
+
+    def _adapted(self, name: str) -> ReadRows:
+        if name not in ADAPTERS:
+            raise UsageError(f"expected an adapter of {', '.join(ADAPTERS)}, found {name!r}; correct --adapter")
+        adapter = ADAPTERS[name]
+
+        def read(array: str, start: int, stop: int) -> np.ndarray:
+            rows = self.read(array, start, stop)
+            return adapter(rows, rows)[0 if array == STATE else 1] if array in (STATE, ACTIONS) else rows
+
+        return read
 
     def signals(self) -> tuple[str, ...]:
         """Name those of state and actions that the dataset has."""
@@ -73,14 +91,16 @@ def dataset_norm_stats(
     horizon: int | None = None,
     delta_mask: Sequence[bool] | None = None,
     tail: str = "repeat",
+    adapter: str = "",
     threads: int | None = None,
 ) -> dict[str, Any]:
     """Return openpi's ``norm_stats.json`` content for a dataset; the horizon is its recipe's unless given."""
     rows = DatasetRows(path)
     chosen = int(rows.info.recipe["horizon"]) if horizon is None else horizon
-    samples = rows.samples(horizon=chosen, tail=tail, delta_mask=delta_mask)
+    samples = rows.samples(horizon=chosen, tail=tail, delta_mask=delta_mask, adapter=adapter)
     found = samples_stats(samples, rows.signals(), threads=threads)
-    return {**found, "headrace": {"generation": rows.info.generation, **found["headrace"]}}
+    said = {"generation": rows.info.generation, **({"adapter": adapter} if adapter else {})}
+    return {**found, "headrace": {**said, **found["headrace"]}}
 
 
 def lerobot_stats(
@@ -151,12 +171,12 @@ def stats_file(
     horizon: int | None = None,
     delta_mask: Sequence[bool] | None = None,
     tail: str = "repeat",
+    adapter: str = "",
     published: bool = False,
-    threads: int | None = None,
 ) -> bytes:
     """Return the statistics file of a dataset in one of :data:`FORMATS`, as bytes to be written.
 
-    Horizon, tail and mask are openpi's; the other formats count every valid step once and refuse them. ``published`` asks for Diffusion
+    Horizon, tail, mask and adapter are openpi's; the other formats count every valid step once and refuse them. ``published`` asks for Diffusion
     Planner's own constants in the place of computed ones.
     """
     if format not in FORMATS:
@@ -164,11 +184,11 @@ def stats_file(
     if published and format != "diffusion-planner":
         raise UsageError(f"expected --published with diffusion-planner alone, found it with {format}; leave it out")
     if format == "openpi":
-        content = dataset_norm_stats(path, horizon=horizon, delta_mask=delta_mask, tail=tail, threads=threads)
+        content = dataset_norm_stats(path, horizon=horizon, delta_mask=delta_mask, tail=tail, adapter=adapter)
         return _json(content, indent=2) + b"\n"
-    if horizon is not None or delta_mask is not None or tail != "repeat":
+    if horizon is not None or delta_mask is not None or tail != "repeat" or adapter:
         raise UsageError(
-            f"expected --horizon, --delta and --tail with openpi alone, found them with {format}; leave them out"
+            f"expected --horizon, --delta, --tail and --adapter with openpi alone, found them with {format}; leave them out"
         )
     if format == "diffusion-planner":
         from pipeline.planner_stats import planner_normalization
@@ -177,11 +197,11 @@ def stats_file(
     rows = DatasetRows(path)
     samples, arrays = rows.samples(), rows.signals()
     if format == "lerobot":
-        return _json(lerobot_stats(samples, arrays, threads=threads), indent=4) + b"\n"
+        return _json(lerobot_stats(samples, arrays), indent=4) + b"\n"
     if format == "lerobot-episodes":
         return b"".join(_json(line) + b"\n" for line in lerobot_episode_stats(samples, arrays))
     names = {ACTIONS: "action", STATE: "state"}
-    return _json(normalizer_values(samples, {name: names[name] for name in arrays}, threads=threads), indent=2) + b"\n"
+    return _json(normalizer_values(samples, {name: names[name] for name in arrays}), indent=2) + b"\n"
 
 
 def _lerobot_entry(summary: stats.Summary) -> dict[str, list[float]]:

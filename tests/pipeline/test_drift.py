@@ -12,6 +12,7 @@ from pipeline.stats_export import dataset_norm_stats, stats_file
 from schemas.errors import UsageError
 from tasks.drift import drift, near_constant
 from tasks.stats import Summary
+from tasks.transforms import AlohaToPi, DeltaActions
 from tests.pipeline.store_builder import Built, build_dataset
 
 
@@ -123,6 +124,22 @@ def test_a_file_that_does_not_fit_is_refused(built: Built, tmp_path: Path) -> No
             drift_report(built.root, path)
     with pytest.raises(UsageError, match="leave them out"):
         drift_report(built.root, write_frozen(path, built, 1), horizon=3)
+
+
+def test_statistics_of_aloha_are_of_what_pi0_sees_and_drift_knows_it(tmp_path: Path) -> None:
+    built = build_dataset(tmp_path / "out", episode_lengths=(6,), state_dim=14, action_dim=14, invalid=())
+    frozen = tmp_path / "norm_stats.json"
+    frozen.write_bytes(stats_file(built.root, horizon=1, delta_mask=(True,) * 6, adapter="aloha"))
+    state, actions = AlohaToPi()(built.arrays["state"], built.arrays["actions"][:, None])
+    _, actions = DeltaActions((True,) * 6)(state, actions)
+    found = json.loads(frozen.read_text())
+    assert found["headrace"]["adapter"] == "aloha"
+    for name, values in (("state", state), ("actions", actions[:, 0])):
+        np.testing.assert_allclose(found["norm_stats"][name]["mean"], values.mean(axis=0, dtype=np.float64), rtol=1e-6)
+        np.testing.assert_array_equal(found["norm_stats"][name]["q99"], values.max(axis=0))
+    assert {row.shift_std for row in drift_report(built.root, frozen).dims} == {0.0}
+    with pytest.raises(UsageError, match="of aloha, found 'droid'"):
+        stats_file(built.root, adapter="droid")
 
 
 def test_statistics_say_of_which_generation_they_are_and_name_constant_dimensions(tmp_path: Path) -> None:
