@@ -279,6 +279,7 @@ def verify(
         int | None, typer.Option(help="With --repair: worker processes; one a core unless given, 0 for none.", min=0)
     ] = None,
     cluster: ClusterFileName = "",
+    metrics_file: MetricsFile = "",
     json: Json = False,
 ) -> None:
     """Compare every byte of a dataset with what was committed; exit code 1 where anything differs."""
@@ -289,8 +290,9 @@ def verify(
         from pipeline.recipes import parse_flags
         from pipeline.repair import repair as run
 
-        if quick:
-            raise UsageError("expected --quick or --repair, found both; leave one out")
+        if quick or metrics_file:
+            other = "--quick" if quick else "--metrics-file"
+            raise UsageError(f"expected {other} or --repair, found both; leave one out")
         with screens.ConvertScreen(quiet=json) as screen:
             found = run(
                 out,
@@ -304,6 +306,10 @@ def verify(
         print_json(summaries.verify_to_json(found)) if json else screens.print_repair(found, out)
         raise typer.Exit(0 if found.ok else 1)
     report = screens.run_verify(out, quick=quick, quiet=json)
+    if metrics_file:
+        from pipeline.metrics import write_verify_metrics
+
+        write_verify_metrics(metrics_file, report, out.expanduser().absolute())
     if json:
         print_json(summaries.verify_to_json(report))
     else:

@@ -16,6 +16,7 @@ from schemas.source import Fault
 if TYPE_CHECKING:
     from pipeline.report import ConvertReport
     from pipeline.shard_task import ShardResult
+    from pipeline.verification import VerifyReport
 
 WRITE_EVERY_S = 5.0
 """A text file is written at most so often while a run lasts, and once when it ends."""
@@ -38,14 +39,8 @@ class Metrics(Watch):
     """
 
     def __init__(self, dataset: Path, run_id: str, file: str = "") -> None:
-        try:
-            import prometheus_client
-        except ImportError as error:
-            raise MissingExtraError(
-                "expected prometheus-client for metrics, found it missing; run: pip install 'headrace[metrics]'"
-            ) from error
-        self._client, self._root, self._file = prometheus_client, dataset, file
-        self.registry = prometheus_client.CollectorRegistry()
+        self._client, self._root, self._file = _prometheus_client(), dataset, file
+        self.registry = self._client.CollectorRegistry()
         self._labels = {"dataset": str(dataset)}
         self._quarantined: Counter[str] = Counter()
         self._known: set[tuple[str, Fault]] = set()
@@ -186,9 +181,43 @@ class Metrics(Watch):
         if not self._file or not (force or time.monotonic() - self._wrote_s > WRITE_EVERY_S):
             return
         self._wrote_s = time.monotonic()
-        try:
-            self._client.write_to_textfile(self._file, self.registry)
-        except OSError as error:
-            raise HeadraceError(
-                f"expected to write metrics to {self._file}, found: {error.strerror}; choose another --metrics-file"
-            ) from error
+        _write_text(self._file, self.registry)
+
+
+def verify_registry(report: "VerifyReport", dataset: Path) -> Any:
+    """Return what a verification tells Prometheus."""
+    client = _prometheus_client()
+    registry = client.CollectorRegistry()
+    values = {
+        "verify_problems": ("Problems that the last verification found.", len(report.problems)),
+        "last_verify_timestamp_seconds": ("When the dataset was last verified.", time.time()),
+        "verified_bytes": ("Bytes of the files that were verified.", report.nbytes),
+    }
+    for name, (said, value) in values.items():
+        gauge = client.Gauge(f"headrace_{name}", said, ("dataset",), registry=registry)
+        gauge.labels(dataset=str(dataset)).set(value)
+    return registry
+
+
+def write_verify_metrics(file: str, report: "VerifyReport", dataset: Path) -> None:
+    """Write a text file about a verification."""
+    _write_text(file, verify_registry(report, dataset))
+
+
+def _prometheus_client() -> Any:
+    try:
+        import prometheus_client
+    except ImportError as error:
+        raise MissingExtraError(
+            "expected prometheus-client for metrics, found it missing; run: pip install 'headrace[metrics]'"
+        ) from error
+    return prometheus_client
+
+
+def _write_text(file: str, registry: Any) -> None:
+    try:
+        _prometheus_client().write_to_textfile(file, registry)
+    except OSError as error:
+        raise HeadraceError(
+            f"expected to write metrics to {file}, found: {error.strerror}; choose another --metrics-file"
+        ) from error

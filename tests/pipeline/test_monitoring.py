@@ -15,6 +15,7 @@ import pytest
 from pipeline.cluster import ClusterOptions
 from pipeline.conversion import convert
 from pipeline.monitor import MonitorOptions, monitored
+from pipeline.verification import VerifyReport, verify
 from pipeline.watch import Watch
 from schemas.errors import HeadraceError, MissingExtraError, SourceError
 from tests.conftest import REPOSITORY
@@ -114,6 +115,22 @@ def test_a_finished_file_that_is_not_what_was_written_counts_as_a_checksum_failu
     assert (found["headrace_checksum_failures_total"], found["headrace_steps_converted_total"]) == (1, 4)
 
 
+def test_a_verification_counts_its_problems_for_an_alert(raw):
+    metrics = pytest.importorskip("pipeline.metrics")
+    pytest.importorskip("prometheus_client", reason="needs the extra metrics")
+    run(raw)
+    file, counts = raw / "verify.prom", []
+    for _ in range(2):
+        report = verify(raw / "out")
+        metrics.write_verify_metrics(str(file), report, raw / "out")
+        found = samples(file.read_text())
+        counts.append(found["headrace_verify_problems"])
+        assert found["headrace_verified_bytes"] == report.nbytes
+        truncate(raw / "out" / "rgb_main" / "c.0.0.0.0")
+    assert counts[0] == 0 and counts[1] > 0
+    assert abs(found["headrace_last_verify_timestamp_seconds"] - time.time()) < 60
+
+
 def test_metrics_without_their_package_name_the_extra(raw, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'headrace\[metrics\]'"):
@@ -143,7 +160,9 @@ def metric_names() -> set[str]:
     metrics = pytest.importorskip("pipeline.metrics")
     pytest.importorskip("prometheus_client", reason="needs the extra metrics")
     made = metrics.Metrics(REPOSITORY / "no-dataset", "run1")
-    families = {family.name: family.type for family in made.registry.collect()}
+    report = VerifyReport(ok=True, num_files=0, nbytes=0, problems=())
+    registries = (made.registry, metrics.verify_registry(report, REPOSITORY / "no-dataset"))
+    families = {family.name: family.type for registry in registries for family in registry.collect()}
     endings = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "info": ("_info",)}
     return {name + ending for name, kind in families.items() for ending in endings.get(kind, ("",))}
 
