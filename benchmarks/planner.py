@@ -135,7 +135,7 @@ def main() -> None:
         kind = name.split(", ")[-1]
         wall, cpu = np.median(spent, axis=0)
         ratio = np.median(times["npz a sample"][:, 1] / spent[:, 1])  # of the same round
-        size = f"{sizes[kind]:.0%}" if kind in sizes else ""
+        size = f"{sizes[kind]:.1%}" if kind in sizes else ""
         print(f"| {name} | {1e6 / wall:,.0f} | {wall:.0f} | {cpu:.0f} | {ratio:.1f} | {size} | {ASKED.get(kind, '')} |")
 
 

@@ -221,7 +221,7 @@ class BatchLoader:
         arrays = self._buffers.lease(len(samples))
         if "epoch" in arrays:
             arrays["epoch"][:] = self._epoch
-        num_parts = max(1, min(2 * self.threads, len(samples) // _MIN_SLICE))
+        num_parts = max(1, min(2 * self.threads, len(samples) // _MIN_SLICE)) if self.threads > 1 else 1
         bounds = np.linspace(0, len(samples), num_parts + 1).astype(int).tolist()
         parts = [
             pool.submit(self._fill, samples[start:stop], {name: array[start:stop] for name, array in arrays.items()})

@@ -15,7 +15,7 @@ from jaxtyping import Int64
 from pipeline.loaders.handles import FileHandles, read_into
 from pipeline.loaders.manifest import CRC_NBYTES, ChunkTable, Manifest
 from pipeline.store.atomic import crc32c
-from pipeline.store.chunk_codecs import decode_chunk
+from pipeline.store.chunk_codecs import decode_chunk, scratch
 from pipeline.store.metadata import DatasetInfo, read_info
 from pipeline.store.shards import ShardReader, shard_path
 from schemas.dataset import ArraySpec
@@ -122,7 +122,7 @@ class DatasetReader:
                 elif out.shape[1:] == spec.row_shape:
                     self._gather_raw(chunks, steps, files, out)
                 else:
-                    whole = np.empty((len(out), *spec.row_shape), spec.dtype)
+                    whole = scratch(len(out) * spec.row_nbytes).view(spec.dtype).reshape(len(out), *spec.row_shape)
                     self._gather_raw(chunks, steps, files, whole)
                     out[...] = whole[:, : out.shape[1]]
             finally:

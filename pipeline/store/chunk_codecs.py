@@ -138,7 +138,7 @@ def _decode_blosc(spec: ArraySpec, payload: Bytes, out: np.ndarray) -> None:
     found, _, stored = struct.unpack_from("<III", payload, 4) if len(payload) >= _BLOSC_HEADER else (0, 0, 0)
     if (found, stored) != (nbytes, len(payload)):
         raise _wrong_size(nbytes, found)
-    planes = _scratch(nbytes).view(out.dtype).reshape(num_features, -1)
+    planes = scratch(nbytes).view(out.dtype).reshape(num_features, -1)
     try:
         blosc.decompress(payload, planes)
     except (RuntimeError, ValueError) as error:
@@ -146,7 +146,7 @@ def _decode_blosc(spec: ArraySpec, payload: Bytes, out: np.ndarray) -> None:
     planes_to_rows(planes, out.reshape(-1, num_features))
 
 
-def _scratch(nbytes: int) -> np.ndarray:
+def scratch(nbytes: int) -> np.ndarray:
     """Return ``uint8[nbytes]`` that this thread reuses: fresh pages cost as much as decoding into them."""
     buffer: np.ndarray | None = getattr(_held, "buffer", None)
     if buffer is None or len(buffer) < nbytes:
