@@ -288,7 +288,10 @@ def _seek(container: InputContainer, stream: VideoStream, index: _Index, start: 
 
 def _open(path: Path) -> InputContainer:
     try:
-        container = av.open(str(path), metadata_errors="replace")
+        container = av.open(str(path))
+    except UnicodeDecodeError as error:  # before PyAV 19, which has no option for it any more
+        message = f"expected names in UTF-8 in {path.name}, found other bytes; write the video again"
+        raise SourceError(message, Reason.DECODE) from error
     except (av.FFmpegError, OSError) as error:
         raise _unreadable(path, error) from error
     if not container.streams.video:
