@@ -72,7 +72,7 @@ def test_what_cannot_be_exported_is_refused(tmp_path):
     root, _ = build(tmp_path / "out")
     with pytest.raises(UsageError, match="outside the dataset"):
         export_planner(root, root / "back")
-    with pytest.raises(UsageError, match="lerobot or planner-npz"):
+    with pytest.raises(UsageError, match="lerobot-v3 or planner-npz"):
         export_dataset(root, tmp_path / "back", "csv")
     with pytest.raises(UsageError, match="with lerobot alone"):
         export_dataset(root, tmp_path / "back", "planner-npz", images="jpeg")
