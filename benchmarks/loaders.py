@@ -16,21 +16,18 @@ import argparse
 import os
 import platform
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from benchmarks.turns import Run, measure
 from pipeline.loaders import DatasetReader, MultiViewLoader
 from tests.pipeline.store_builder import build_dataset
 
 VIEWS = ("main", "side", "top")
 BATCH = 32
-
-Run = Callable[[], int]
-"""Reads some samples; returns how many."""
 
 
 class Fixture:
@@ -178,19 +175,6 @@ def systems(fixture: Fixture, threads: int) -> dict[str, Run]:
     for codec in ("zstd", "jpeg:95"):
         found[f"loader, {threads} threads, {codec}"] = loader(fixture, codec, threads=threads)
     return found
-
-
-def measure(runs: dict[str, Run], rounds: int) -> dict[str, np.ndarray]:
-    """Return microseconds of wall and CPU time per sample, ``float64[round, 2]`` by system."""
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-    for number in range(rounds + 1):
-        for name, run in runs.items():
-            wall, cpu = time.perf_counter(), time.process_time()
-            num = run()
-            spent = (time.perf_counter() - wall) / num * 1e6, (time.process_time() - cpu) / num * 1e6
-            if number:  # the first round compiles, opens and fills the page cache
-                times[name].append(spent)
-    return {name: np.array(spent) for name, spent in times.items()}
 
 
 def main() -> None:

@@ -19,13 +19,12 @@ import argparse
 import os
 import platform
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.loaders import measure
+from benchmarks.turns import Run, measure
 from pipeline.cluster import ClusterOptions
 from pipeline.conversion import convert
 from pipeline.loaders import PlannerDataset, PlannerLoader
@@ -42,9 +41,6 @@ from tests.pipeline.city import write_city
 
 BATCH, BLOCK_STEPS = 32, 64
 ASKED = {"raw": "15x", "lz4": "5x at 45 %", "zstd": "3.5x at 30 %", "computed": "1,000/s"}
-
-Run = Callable[[], int]
-"""Reads or computes some samples; returns how many."""
 
 
 class Fixture:
