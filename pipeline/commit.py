@@ -180,25 +180,29 @@ def _write_tables(
     tables["manifest"] = manifest_table(_shard_rows(finished, previous, rows), sources)
     planner = finished.plan.recipe.planner
     if planner is not None and planner.store == "tracks":
-        tables["maps"] = _maps(finished)
+        tables["maps"] = map_table(dict(finished.plan.maps), finished.map_path, finished.previous)
     return {
         name: write_table(_table_path(finished, name), table, finished.workspace.tmp) for name, table in tables.items()
     }
 
 
-def _maps(finished: Finished) -> pa.Table:
-    """Return the maps of the plan: those of the generation before, and new ones from their files."""
-    known = (
-        {}
-        if finished.previous is None
-        else {row["town"]: row for row in read_table(finished.previous, "maps").to_pylist()}
-    )
+def map_table(maps: Mapping[str, str], map_path: str, previous: DatasetInfo | None) -> pa.Table:
+    """Return the documents of ``maps``, ``town -> xxh3``, by town: those of the generation before, and new ones from ``map_path``.
+
+    Raises
+    ------
+    PlanError
+        A map is not the one that the conversion read.
+    SourceError
+        No map of a town at ``map_path``.
+    """
+    known = {} if previous is None else {row["town"]: row for row in read_table(previous, "maps").to_pylist()}
     rows = []
-    for town, xxh3 in finished.plan.maps:
+    for town, xxh3 in sorted(maps.items()):
         if town not in known:
-            known[town] = {"town": town, "xxh3": xxh3, "document": find_map(finished.map_path, town).read_bytes()}
+            known[town] = {"town": town, "xxh3": xxh3, "document": find_map(map_path, town).read_bytes()}
         if xxh3_hex(known[town]["document"]) != xxh3:
-            raise PlanError(f"expected the map of {town!r} that the run began with, found another; give that one")
+            raise PlanError(f"expected the map of {town!r} that the conversion read, found another; give that one")
         rows.append(known[town])
     return pa.Table.from_pylist(rows, schema=MAPS)
 

@@ -57,6 +57,8 @@ def find_map(path: str | Path, town: str = "") -> Path:
     A town is found under its name without folders, in any case, and without the ending ``_Opt``, by which CARLA calls maps
     whose layers can be switched off; their lanes are the same.
     """
+    if not str(path):
+        raise SourceError("expected a map or a folder of maps, found none given; add --map", Reason.MISSING_FILE)
     root = Path(path)
     if root.suffix == PICKLED:
         raise SourceError(_PICKLED_MESSAGE.format(root.name), Reason.UNSUPPORTED)

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from pipeline.arrays import row_specs
+from pipeline.arrays import row_specs, sample_specs
 from pipeline.cluster import ClusterOptions
-from pipeline.commit import commit
+from pipeline.commit import commit, map_table
 from pipeline.commit_rows import Finished, StepRows
 from pipeline.jobs import Tasks
 from pipeline.plan import Plan
@@ -30,6 +30,7 @@ from schemas.dataset import ArraySpec, ShardRow
 from schemas.errors import DatasetError, HeadraceError
 
 GIVE = "give the folder that holds it as it was, or restore the file from a backup"
+NO_MAP = "expected the map that the samples were made with, found none given; add --map"
 OTHER = (
     "expected the recordings to give the committed bytes again, found others: made by another version of Headrace or of a "
     "decoder; restore the file from a backup, or convert into a new folder"
@@ -47,6 +48,7 @@ class Remaker:
         run = _Run(self, folder, info)
         damaged = [run.committed[path] for path in dict.fromkeys(p.path for p in problems) if path in run.committed]
         damaged = [row for row in damaged if not folder.holds(row.path, _file(row))]
+        run.maps_tables()
         run.rows(damaged)
         run.steps_table()
         run.frames(damaged)
@@ -65,6 +67,7 @@ class _Run:
         self.reasons: dict[str, str] = {}
         self.scratch = folder.tmp / "repair"
         self.tmp = Workspace(self.scratch).tmp
+        self.lacks_map = bool(info.attributes.get("maps")) and not remaker.recordings.map
         self.has_steps = folder.holds(info.tables["steps"].path, info.tables["steps"])
 
     def rows(self, damaged: Sequence[ShardRow]) -> None:
@@ -75,6 +78,25 @@ class _Run:
                 self._put_rows(spec, row, _episode_rows(self.info, row))
             elif row.array in self.row_specs and self.has_steps:
                 self._put_rows(spec, row, _step_rows(self.info, row))
+
+    def maps_tables(self) -> None:
+        """Write the tables of maps that are lost with their copies again, of older generations too, from the maps given."""
+        for generation in kept_generations(self.info):
+            ref = generation.info.tables.get("maps") if generation.info is not None else None
+            if generation.info is None or ref is None or self.folder.holds(ref.path, ref):
+                continue
+            copies = [path for path in generation.files if Path(path).name == Path(ref.path).name]
+            try:
+                table = map_table(generation.info.attributes["maps"], self.remaker.recordings.map, None)
+                made = write_table(self.scratch / ref.path, table, self.tmp)
+            except HeadraceError as error:
+                self.reasons.update(dict.fromkeys(copies, error.message))
+                continue
+            if made == ref:
+                for path in copies:
+                    self.folder.put_bytes(path, (self.scratch / ref.path).read_bytes())
+            else:
+                self.reasons.update(dict.fromkeys(copies, OTHER))
 
     def steps_table(self) -> None:
         """Write tables of steps again, from the shards of rows: of older generations too, whose rows are the beginning."""
@@ -102,11 +124,15 @@ class _Run:
         ]
         steps = {row.path: self._unsound(row) for row in streamed}
         self.replay.look_for({number for found in steps.values() for number in self._episodes(found)})
+        plan = self.replay.plan()
+        samples = {spec.name for spec in sample_specs(plan.recipe, plan.bindings, plan.shard_steps)}
         possible = []
         for row in streamed:
             missing = [number for number in self._episodes(steps[row.path]) if number in self.replay.missing]
             if missing:
                 self.reasons[row.path] = f"{self.replay.missing[missing[0]]}; {GIVE}"
+            elif self.lacks_map and row.array in samples:
+                self.reasons[row.path] = NO_MAP
             else:
                 possible.append(row)
         wanted = {
@@ -128,8 +154,8 @@ class _Run:
         if not wanted:
             return
         self.replay.look_for(range(self.info.num_episodes))
-        if self.replay.missing:
-            message = f"{next(iter(self.replay.missing.values()))}; {GIVE}"
+        if self.replay.missing or self.lacks_map:
+            message = NO_MAP if self.lacks_map else f"{next(iter(self.replay.missing.values()))}; {GIVE}"
             self.reasons.update({ref.path: message for ref in wanted})
             return
         self.remaker.watch.said(
@@ -139,7 +165,8 @@ class _Run:
         tasks = Tasks(self.scratch, plan, self.replay.readers, None, map_path=self.remaker.recordings.map)
         results: dict[int, ShardResult] = {}
         self._run(tasks, results, set())
-        commit(Finished(plan=plan, root=self.scratch, results=results, previous=None))
+        map_path = self.remaker.recordings.map
+        commit(Finished(plan=plan, root=self.scratch, results=results, previous=None, map_path=map_path))
         again = Folder(self.scratch)
         for ref in wanted:
             if again.holds(ref.path, ref):

@@ -1,6 +1,9 @@
 """A dataset that keeps tracks and map instead of tensors gives the same samples, bit for bit."""
 
 import shutil
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +15,12 @@ from PIL import Image
 from pipeline.cluster import ClusterOptions
 from pipeline.conversion import convert
 from pipeline.export_planner import export_planner
+from pipeline.generations import remove_old_generations
 from pipeline.loaders import PlannerDataset, PlannerLoader
 from pipeline.planner_stats import planner_normalization
 from pipeline.preview import write_preview
 from pipeline.recipes import load_recipe
+from pipeline.repair import repair
 from pipeline.store.metadata import read_info
 from pipeline.store.tables import read_table
 from pipeline.verification import verify
@@ -117,9 +122,11 @@ def test_statistics_and_exported_files_of_a_tracks_store_are_those_of_its_sample
 
 def test_tracks_are_appended_and_equal_what_one_run_makes(both, city, tmp_path):
     _, town, logs = city
+    limits = {"past_neighbor_num": 8, "predicted_neighbor_num": 6, "future_len": 24}
     (tmp_path / "logs").mkdir()
     shutil.copy(logs / "0.log", tmp_path / "logs")
     make(tmp_path / "logs", tmp_path / "out", town, store="tracks", **SIZES)
+    old = PlannerDataset(tmp_path / "out", **limits)
     shutil.copy(logs / "1.log", tmp_path / "logs")
     assert make(tmp_path / "logs", tmp_path / "out", town, store="tracks", **SIZES).generation == 2
     assert verify(tmp_path / "out").ok
@@ -129,8 +136,74 @@ def test_tracks_are_appended_and_equal_what_one_run_makes(both, city, tmp_path):
     info = read_info(tmp_path / "out")
     (row,) = read_table(info, "maps").to_pylist()
     assert (row["town"], row["document"]) == ("City", town.read_bytes())
+    assert len(old) == 16  # opened before, first read after: the generation that it opened
+    for one, other in zip(old, PlannerDataset(both[0], **limits)):
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(one, other, strict=True))
     with pytest.raises(PlanError, match="store tracks -> samples"):
         make(tmp_path / "logs", tmp_path / "out", town, **SIZES)
+    removed = remove_old_generations(tmp_path / "out")
+    assert {"_tables/maps-1.parquet", "_copies/maps-1.parquet"} <= set(removed.paths)
+    assert verify(tmp_path / "out").ok
+    assert_equal_samples(tmp_path / "out", both[0], **limits)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from pipeline.workspace import Journal
+from tests.pipeline.test_tracks_store import SIZES, make
+
+append, left = Journal.append, int(sys.argv[4])
+
+def append_and_die(journal, record):
+    global left
+    append(journal, record)
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Journal.append = append_and_die
+make(*map(Path, sys.argv[1:4]), store="tracks", **SIZES)
+"""
+
+
+def test_a_run_that_is_killed_ends_as_if_nothing_had_happened(both, city, tmp_path):
+    _, town, logs = city
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", KILLED, str(logs), str(out), str(town), "4"]
+    assert subprocess.run(command, cwd=Path(__file__).parents[2]).returncode == -signal.SIGKILL
+    assert len((tmp_path / "out.work" / "journal").read_bytes().splitlines()) == 4
+    make(logs, out, town, store="tracks", **SIZES)
+    assert tree(out) == tree(both[1])
+
+
+def test_damaged_tracks_and_maps_are_repaired_byte_for_byte_from_the_log_and_the_map(both, city, tmp_path):
+    _, town, logs = city
+    out, before = tmp_path / "out", tree(both[1])
+    maps = {"_tables/maps-1.parquet", "_copies/maps-1.parquet"}
+    tracks = {next(path for path in before if path.startswith(f"tracks_{name}/c.1")) for name in ("ego", "actors")}
+    rows = {"_tables/steps-1.parquet", "has_tracks/c.0", "is_anchor/c.0"}
+    for damaged in ({"tracks_flags/c.2.0", *tracks, "_tables/maps-1.parquet"}, {*maps, *tracks}, rows):
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(both[1], out)
+        for path in damaged:
+            data = bytearray((out / path).read_bytes())
+            data[len(data) // 3] ^= 1
+            (out / path).write_bytes(data)
+        assert not verify(out).ok
+        some = repair(out, logs, cluster=ClusterOptions(workers=0))
+        left = {problem.path: problem.message for problem in some.left}
+        assert left and left.keys() == damaged - set(some.repaired)
+        assert all(message.endswith("found none given; add --map") for message in left.values())
+        report = repair(out, logs, map=str(town), cluster=ClusterOptions(workers=0))
+        assert (report.left, {*some.repaired, *report.repaired}) == ((), damaged)
+        assert tree(out) == before
+    (out / "_tables/maps-1.parquet").unlink()
+    (out / "_copies/maps-1.parquet").unlink()
+    (tmp_path / "other.xodr").write_bytes(town.read_bytes() + b" ")
+    report = repair(out, logs, map=str(tmp_path / "other.xodr"), cluster=ClusterOptions(workers=0))
+    assert {problem.path for problem in report.left} == maps
+    assert "expected the map of 'City' that the conversion read, found another" in report.left[0].message
 
 
 def test_damaged_tracks_are_named_and_an_episode_with_too_many_actors_is_refused(both, city, tmp_path):
