@@ -7,6 +7,7 @@ endif
 VENV ?= .venv
 PYTHON ?=
 PYTEST_ARGS ?=
+JOBS ?= $(shell n=`nproc 2>/dev/null || echo 1`; if [ $$n -gt 4 ]; then echo 4; else echo $$n; fi)
 VERSIONS := 3.11 3.12 3.13
 
 # An environment is as good as new while pyproject.toml and the place of this folder stay what they were.
@@ -30,7 +31,7 @@ endif
 
 help:
 	@echo "make demo           generate recordings, convert, verify and load them (first run: a few minutes of installing)"
-	@echo "make test           the tests (PYTEST_ARGS='-k loaders -x' passes arguments on)"
+	@echo "make test           the tests, a process a core (PYTEST_ARGS='-k loaders -x' passes arguments on, JOBS=0 keeps to one)"
 	@echo "make check          ruff, mypy, import-linter"
 	@echo "make format         let ruff rewrite what it can"
 	@echo "make soak           the long tests, with many more random examples"
@@ -44,7 +45,7 @@ demo: $(RUN)
 	@$(BIN)/headrace demo demo/
 
 test: $(DEV)
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 check: $(DEV)
 	$(BIN)/python -m ruff check

@@ -244,9 +244,9 @@ def print_report(report: ConvertReport) -> None:
         reused = f", {report.shards_reused} reused" if report.shards_reused else ""
         console.print(
             Text(
-                f"done: {report.dataset}, generation {report.generation}: {report.num_episodes:,} episodes, {report.num_steps:,} steps, "
+                f"done: {report.dataset}, generation {report.generation}: {report.num_episodes:,} episode{_s(report.num_episodes)}, {report.num_steps:,} steps, "
                 f"{report.num_frames:,} frames in {report.seconds:.1f} s ({rate:,.0f} steps/s), "
-                f"{report.shards_written} shards written{reused}, {nbytes_text(report.nbytes)}",
+                f"{report.shards_written} shard{_s(report.shards_written)} written{reused}, {nbytes_text(report.nbytes)}",
                 "green",
             ),
         )

@@ -142,7 +142,7 @@ def _planner_sentence(result: dict[str, Any]) -> str:
 
 def _sentence(result: dict[str, Any]) -> str:
     return (
-        f"  {result['episodes']} episodes, {result['steps']} steps, {result['frames']} frames; verified {result['verified_files']} files; "
+        f"  {result['episodes']} episode{'' if result['episodes'] == 1 else 's'}, {result['steps']} steps, {result['frames']} frames; verified {result['verified_files']} files; "
         f"{result['batches']} batches of 8 loaded, {result['samples_per_s']:,.0f} samples/s"
     )
 
