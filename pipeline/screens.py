@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SHOWN_ROWS = 12
 """Rows of a long table that fit a screen; the rest is counted, and whole in --json."""
+INSTRUCTION_LETTERS = 60
+"""Of an instruction, as much as fits a line; the rest is dots."""
 
 
 def err_console() -> Console:
@@ -42,7 +44,7 @@ def print_index(summary: Mapping[str, Any]) -> None:
     console.print(
         f"[bold]{_plain(summary['name'])}[/bold]: format [bold]{summary['format']}[/bold], "
         f"{summary['num_episodes']:,} episode{_s(summary['num_episodes'])}, {summary['num_steps']:,} steps, {rates}, "
-        f"{summary['duration_s']:.1f} s"
+        + (f"{summary['duration_s']:.1f} s" if summary["duration_s"] else "duration not known before reading")
     )
     _print_views(console, summary)
     _print_signals(console, summary)
@@ -114,7 +116,7 @@ def _print_episodes(console: Console, episodes: Sequence[Mapping[str, Any]]) -> 
                     row["key"],
                     f"{row['num_steps']:,}",
                     f"{row['rate_hz']:g} Hz" if row["rate_hz"] else "irregular",
-                    said[:60] + more,
+                    _short(said) + more,
                 ),
             )
         )
@@ -132,6 +134,10 @@ def _table(*headers: str) -> Table:
     for header in headers:
         table.add_column(header, overflow="fold")
     return table
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= INSTRUCTION_LETTERS else text[: INSTRUCTION_LETTERS - 3].rstrip() + "..."
 
 
 def _plain(text: object) -> str:
@@ -286,7 +292,7 @@ def print_dataset(summary: Mapping[str, Any]) -> None:
         masked = ", ".join(view for view in summary["views_from"] if view not in row["views"]) or "none"
         rates = f"{row['rate_hz']:g} Hz", f"{row['rate_measured_hz']:.2f} Hz"
         key = row["key"] + (f" (replaced by {row['replaced_by']})" if row["replaced_by"] >= 0 else "")
-        table.add_row(*map(Text, (key, steps, *rates, masked, said[:60])))
+        table.add_row(*map(Text, (key, steps, *rates, masked, _short(said))))
     console.print(table)
     _print_more(console, summary["episodes"], "episodes")
     if _print_counts(console, summary):

@@ -126,9 +126,10 @@ class Material:
         """What was refused; asked for last, since reading finds more."""
         return self.subject.refusals(REFUSED_ROWS)
 
-    def frames_of(self, view: str) -> list[np.ndarray]:
-        """Return the frames of a view that the contact sheets show."""
-        found = (picture for sheet in self.sheets.values() for picture in sheet.pictures.get(view, ()))
+    def frames_of(self, view: str, episode: int | None = None) -> list[np.ndarray]:
+        """Return the frames of a view that the contact sheets show: of one episode, or of all."""
+        sheets = self.sheets.values() if episode is None else [self.sheets[episode]]
+        found = (picture for sheet in sheets for picture in sheet.pictures.get(view, ()))
         return [picture for picture in found if not isinstance(picture, str)]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 import pipeline
 from pipeline.markup import Markup, data_text, tag
-from pipeline.preview import curves, sections
+from pipeline.preview import curves, hints, sections
 from pipeline.preview.dataset_subject import DatasetSubject
 from pipeline.preview.material import Material, PreviewOptions
 from pipeline.preview.planner_view import PlannerSamples, counted, draw_svg, has_samples, legend, observed
@@ -50,7 +50,7 @@ def _build(subject: Subject, options: PreviewOptions) -> bytes:
         sections.refused(material),
         sections.provenance(material),
     ]
-    shown = [part for part in [sections.hints(material), *parts] if part is not None]
+    shown = [part for part in [hints.hints(material), *parts] if part is not None]
     title = f"Headrace preview: {subject.path.resolve().name}"
     body = [
         tag("a", "Skip to the content", href="#content", class_="skip"),
@@ -87,12 +87,11 @@ def _facts(material: Material) -> Markup:
     listed = ", ".join(f"{rate:g} Hz" if rate else "irregular" for rate in rates[:4]) + (
         " and others" if len(rates) > 4 else ""
     )
-    duration_s = sum(episode.num_steps / episode.rate_hz for episode in subject.episodes if episode.rate_hz)
     facts = [
         ("What", subject.kind),
         ("Episodes", f"{len(subject.episodes):,}"),
         ("Steps", f"{subject.num_steps:,}"),
-        ("Duration", f"{duration_s / 3600:.1f} h" if duration_s >= 7200 else f"{duration_s:.1f} s"),
+        ("Duration", _duration(material)),
         ("Rate", listed),
         ("Refused pieces", f"{sum(material.refusals.counts.values()):,}"),
         *subject.facts(),
@@ -101,6 +100,22 @@ def _facts(material: Material) -> Markup:
     return tag(
         "dl", [tag("div", tag("dt", name), tag("dd", data_text(value))) for name, value in facts], class_="facts"
     )
+
+
+def _duration(material: Material) -> str:
+    """Return how long all of it is; where the rate is irregular, as far as recorded times were read."""
+    total_s, num_unknown = 0.0, 0
+    for number, episode in enumerate(material.subject.episodes):
+        times_s = material.lines[number][0] if number in material.lines else np.zeros(0)
+        times_s = times_s[np.isfinite(times_s)]
+        if episode.rate_hz:
+            total_s += episode.num_steps / episode.rate_hz
+        elif len(times_s):
+            total_s += float(times_s[-1] - times_s[0])
+        else:
+            num_unknown += 1
+    said = f"{total_s / 3600:.1f} h" if total_s >= 7200 else f"{total_s:.1f} s"
+    return said if not num_unknown else f"{said}, and {num_unknown:,} of irregular rate"
 
 
 def _planner(subject: Subject, options: PreviewOptions) -> list[Markup]:

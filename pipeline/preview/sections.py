@@ -39,7 +39,7 @@ def name_of(episode: Episode, number: int) -> Markup:
 # -- views and frames --------------------------------------------------------------------------------------------------
 
 
-def _served(material: Material) -> list[Episode]:
+def served(material: Material) -> list[Episode]:
     """Return the episodes that are served, or all where none is."""
     episodes = material.subject.episodes
     return [episode for episode in episodes if episode.is_served] or list(episodes)
@@ -47,13 +47,13 @@ def _served(material: Material) -> list[Episode]:
 
 def view_table(material: Material) -> Markup:
     """Say of every view in how many episodes it is, and where it is missing; over all episodes."""
-    episodes = _served(material)
+    episodes = served(material)
     rows = []
     for view, what in material.subject.views.items():
         has = np.array([view in episode.views for episode in episodes])
         missing = [data_text(episodes[k].key) for k in np.flatnonzero(~has)[:LISTED].tolist()]
         more = f" and {int((~has).sum()) - len(missing):,} more" if (~has).sum() > len(missing) else ""
-        listed = join([*_commas(missing), more]) if missing else "none"
+        listed = join([*commas(missing), more]) if missing else "none"
         cells = np.array(
             [part.mean() if len(part) else 0.0 for part in np.array_split(has, max(1, min(len(has), STRIP_CELLS)))]
         )
@@ -101,7 +101,8 @@ def _sheet(material: Material, number: int, most_nbytes: int) -> Markup:
     ])  # fmt: skip
 
 
-def _commas(items: Sequence[Markup]) -> list[str]:
+def commas(items: Sequence[Markup]) -> list[str]:
+    """Return the items with commas between them."""
     return [part for item in items for part in (item, ", ")][:-1]
 
 
@@ -201,67 +202,3 @@ def provenance(material: Material) -> Markup:
         inner = table(facts.caption, facts.headers, rows, numeric=facts.numeric)
         parts.append(tag("details", tag("summary", facts.caption), inner, open=len(facts.rows) <= 40))
     return section("provenance", "Provenance, checksums and sizes", parts)
-
-
-def hints(material: Material) -> Markup:
-    """Return what deserves a look first, found by simple rules."""
-    found = [*_view_hints(material), *_signal_hints(material)]
-    total = sum(material.refusals.counts.values())
-    if total:
-        found.append(
-            join(
-                [
-                    f"{total:,} piece{'s' if total != 1 else ''} of the input refused: see ",
-                    tag("a", "Quarantine", href="#refused"),
-                    ".",
-                ]
-            )
-        )
-    invalid = sum(episode.num_invalid for episode in material.subject.episodes)
-    if invalid:
-        found.append(join([f"{invalid:,} of {material.subject.num_steps:,} steps are not valid, and never served."]))
-    if not found:
-        found.append(join(["Nothing stands out: every view is in every episode, nothing was refused."]))
-    return section("first", "What stands out", tag("ul", [tag("li", item) for item in found]))
-
-
-def _view_hints(material: Material) -> list[Markup]:
-    found, episodes = [], _served(material)
-    gone = len(material.subject.episodes) - len(episodes)
-    if gone:
-        found.append(join([f"{gone:,} episodes are served no more: dropped, or replaced by another recording."]))
-    for view in material.subject.views:
-        missing = sum(view not in episode.views for episode in episodes)
-        if missing:
-            found.append(
-                join(["View ", data_text(view), f" is missing from {missing:,} of {len(episodes):,} episodes."])
-            )
-    for view in material.views:
-        frames = material.frames_of(view)
-        if not frames:
-            continue
-        dark = sum(float(frame.mean()) < 6 for frame in frames)
-        flat = sum(float(frame.std()) < 2 for frame in frames)
-        if max(dark, flat):
-            what = "black" if dark else "of one colour"
-            found.append(
-                join([f"{max(dark, flat)} of {len(frames)} frames of ", data_text(view), f" are {what}, or nearly."])
-            )
-    return found
-
-
-def _signal_hints(material: Material) -> list[Markup]:
-    still, broken = [], []
-    for signal, count in material.signals:
-        for k in range(count if signal.is_main else 0):
-            spread = material.spreads[signal.name, k]
-            still += [data_text(signal.features[k])] if spread.low == spread.high else []
-            broken += [data_text(signal.features[k])] if spread.num_non_finite else []
-    found = []
-    for names, what in ((still, "never change"), (broken, "have values that are not finite")):
-        if names:
-            more = f" and {len(names) - LISTED:,} more" if len(names) > LISTED else ""
-            found.append(
-                join([f"Of state and actions, {len(names):,} features {what}: ", *_commas(names[:LISTED]), more, "."])
-            )
-    return found

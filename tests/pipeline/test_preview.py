@@ -144,6 +144,27 @@ def test_the_same_input_gives_the_same_page(folder, name):
     assert first == second
 
 
+def test_what_stands_out_names_the_episode(tmp_path):
+    for route in range(1, 5):
+        write_route(tmp_path / "raw", route, 4, views=("rgb",))
+    y, x = np.mgrid[:48, :64]
+    scene = np.stack([220 - 3 * y, 60 + y, 30 + x], axis=2).astype(np.uint8)
+    for route, shown in ((1, scene), (2, scene[:, :, ::-1]), (3, scene), (4, scene)):
+        for step in range(4):
+            picture = shown * (route != 3 or step < 2)
+            Image.fromarray(picture).save(tmp_path / "raw" / f"route_{route:02d}" / "rgb" / f"{step:04d}.png")
+    text = page_of(tmp_path / "raw").text
+    assert "rgb of route_02 looks unlike the other episodes, as if red and blue were swapped." in text
+    assert "2 of 16 frames of rgb are black, or nearly: route_03." in text
+    assert text.count("looks unlike") == text.count("or nearly") == 1
+
+
+def test_recordings_of_no_fixed_rate_are_as_long_as_their_times_say(tmp_path):
+    subject = open_subject(write_npy(tmp_path / "raw", 4, timestamp_s=np.array([0.0, 0.3, 0.7, 2.5])))
+    assert [episode.rate_hz for episode in subject.episodes] == [0.0]
+    assert "Duration2.5 s" in check_page(build_page(subject, PreviewOptions())).text
+
+
 def test_one_episode_alone(folder):
     page = page_of(folder / "out", episode=1)
     assert "Episode 1 route_02" in page.text and "Episode 0" not in page.text
