@@ -43,7 +43,7 @@ def print_index(summary: Mapping[str, Any]) -> None:
     rates = ", ".join(f"{rate:g} Hz" if rate else "irregular" for rate in summary["rates_hz"]) or "unknown rate"
     console.print(
         f"[bold]{_plain(summary['name'])}[/bold]: format [bold]{summary['format']}[/bold], "
-        f"{summary['num_episodes']:,} episode{_s(summary['num_episodes'])}, {summary['num_steps']:,} steps, {rates}, "
+        f"{summary['num_episodes']:,} episode{_s(summary['num_episodes'])}, {summary['num_steps']:,} step{_s(summary['num_steps'])}, {rates}, "
         + (f"{summary['duration_s']:.1f} s" if summary["duration_s"] else "duration not known before reading")
     )
     _print_views(console, summary)

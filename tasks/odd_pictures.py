@@ -22,7 +22,8 @@ def mean_picture(frames: Sequence[UInt8[np.ndarray, "height width 3"]]) -> Float
     height, width = frames[0].shape[:2]
     middle = (np.arange(SIDE) + 0.5) / SIDE
     rows, columns = (middle * height).astype(np.int64), (middle * width).astype(np.int64)
-    return np.stack([frame[rows][:, columns] for frame in frames]).astype(np.float64).mean(axis=0)
+    taken = np.stack([frame[rows][:, columns] for frame in frames])
+    return np.asarray(taken.mean(axis=0, dtype=np.float64), np.float64)
 
 
 def odd_pictures(means: Float64[np.ndarray, "episode side side 3"]) -> list[str]:

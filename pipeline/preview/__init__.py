@@ -3,6 +3,7 @@
 People trust data they have looked at: flipped axes, swapped channels, black frames and wrong rates are visible in one picture.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from schemas.errors import UsageError
 def write_preview(
     path: Path, output: Path, *, format: str = "", reader: Mapping[str, str] | None = None, **options: Any
 ) -> Mapping[str, object]:
-    """Write a preview of raw recordings or of a dataset.
+    """Write a preview of raw recordings or of a dataset; an output of that name is replaced by a whole one, or stays.
 
     Parameters
     ----------
@@ -29,7 +30,7 @@ def write_preview(
     Raises
     ------
     UsageError
-        Another ending of ``output``, or an episode that is not there.
+        Another ending of ``output``, a folder of its name, or an episode that is not there.
     SourceError, DatasetError
         There is nothing to be read, or what is read is damaged.
     """
@@ -41,7 +42,14 @@ def write_preview(
             f"expected an output outside of {path}, found {output}; nothing is written into what is looked at"
         )
     chosen = PreviewOptions(**options)
-    return write(open_subject(path, format, reader), output, chosen)
+    subject = open_subject(path, format, reader)
+    unfinished = output.with_name(f".{output.stem}.{os.getpid()}{output.suffix}")
+    try:
+        said = write(subject, unfinished, chosen)
+        os.replace(unfinished, output)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return {**said, "path": str(output)}
 
 
 def _writer(output: Path) -> Callable[..., Mapping[str, object]]:
@@ -55,4 +63,6 @@ def _writer(output: Path) -> Callable[..., Mapping[str, object]]:
         raise UsageError(f"expected an output that ends in {', '.join(writers)}, found {output.name!r}; rename it")
     if not output.resolve().parent.is_dir():
         raise UsageError(f"expected a folder for {output.name!r}, found none at {output.parent}; make it first")
+    if output.is_dir():
+        raise UsageError(f"expected a file at {output}, found a folder; choose another name")
     return writers[output.suffix.lower()]

@@ -59,7 +59,8 @@ def _picture_hints(material: Material, view: str) -> list[Markup]:
     """Say which episodes have black frames, and which look unlike the others."""
     sheets = {number: frames for number in material.sheets if (frames := material.frames_of(view, number))}
     total = sum(map(len, sheets.values()))
-    found, bright = [], {}
+    found: list[Markup] = []
+    bright: dict[int, list[np.ndarray]] = {}
     dark: dict[int, int] = {}
     flat: dict[int, int] = {}
     for number, frames in sheets.items():
@@ -77,8 +78,8 @@ def _picture_hints(material: Material, view: str) -> list[Markup]:
         odd = odd_pictures(np.stack([mean_picture(frames) for frames in bright.values()]))
         for number, what in zip(bright, odd, strict=True):
             if what:
-                said = [data_text(view), " of ", data_text(material.episode(number).key)]
-                found.append(join([*said, f" looks unlike the other episodes, as if {what}."]))
+                seen_in = [data_text(view), " of ", data_text(material.episode(number).key)]
+                found.append(join([*seen_in, f" looks unlike the other episodes, as if {what}."]))
     return found
 
 

@@ -261,6 +261,29 @@ def test_an_output_of_another_kind_is_refused_before_anything_is_read(tmp_path, 
         write_preview(tmp_path / "nothing", tmp_path / name)
 
 
+@pytest.mark.parametrize("name", ["page.html", "sheet.png", "episode.mp4"])
+def test_what_is_stopped_leaves_the_output_that_was_there_and_nothing_else(folder, tmp_path, monkeypatch, name):
+    (tmp_path / name).write_bytes(b"from before")
+
+    def full(*_args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.replace", full)
+        with pytest.raises(OSError, match="No space"):
+            write_preview(folder / "raw", tmp_path / name)
+        assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [(name, b"from before")]
+    assert write_preview(folder / "raw", tmp_path / name)["path"] == str(tmp_path / name)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_bytes() != b"from before"
+
+
+def test_a_folder_is_no_output(folder, tmp_path):
+    (tmp_path / "page.html").mkdir()
+    with pytest.raises(UsageError, match="found a folder"):
+        write_preview(folder / "raw", tmp_path / "page.html")
+
+
 def test_nothing_is_written_into_what_is_looked_at(folder):
     with pytest.raises(UsageError, match="outside of"):
         write_preview(folder / "out", folder / "out" / "report.html")
