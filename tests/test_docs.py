@@ -35,18 +35,26 @@ def test_links_lead_somewhere(page):
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
-def test_the_training_loop_of_the_readme_runs_and_learns(tmp_path):
+def test_the_training_loop_and_the_openpi_dataset_of_the_readme_run(tmp_path):
     write_lerobot_set(tmp_path / "raw", num_episodes=1, num_steps=40, size=(48, 64))
     convert(tmp_path / "raw", tmp_path / "demo" / "robot.zarr", cluster=ClusterOptions(workers=0))
-    (code,) = blocks("README.md", "python")
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    errors = [float(line.split()[-1]) for line in done.stdout.splitlines()]
+    training, openpi = blocks("README.md", "python")
+    shown = 'print(len(dataset), *sample, *sample["image"]["base_0_rgb"].shape, sample["actions"].shape[0])'
+    done = [run_python(code, tmp_path) for code in (training, f"{openpi}\n{shown}")]
+    errors = [float(line.split()[-1]) for line in done[0].splitlines()]
     assert len(errors) == 5
     assert errors[-1] < errors[0] / 2
+    assert done[1].split() == ["40", "image", "image_mask", "state", "actions", "prompt", "224", "224", "3", "50"]
+
+
+def run_python(code: str, folder: Path) -> str:
+    """Run code in a process of its own and return what it printed."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_the_readme_names_every_format_and_no_other():
