@@ -225,15 +225,15 @@ def free_port() -> int:
 
 
 class Gate(Watch):
-    """Holds a run after its second shard until somebody has looked."""
+    """Holds a run after its second shard, and after its third, until somebody has looked."""
 
     def __init__(self):
-        self.shards, self.seen = 0, threading.Event()
+        self.shards, self.seen, self.moved = 0, threading.Event(), threading.Event()
 
     def wrote(self, result):
         self.shards += 1
-        if self.shards == 2:
-            self.seen.wait(60)
+        if self.shards in (2, 3):
+            (self.seen if self.shards == 2 else self.moved).wait(60)
 
 
 def test_a_real_prometheus_scrapes_a_running_conversion(raw):
@@ -273,6 +273,7 @@ def test_a_real_prometheus_scrapes_a_running_conversion(raw):
         assert wait_for("headrace_steps_converted_total", lambda value: value > 4) > 4
     finally:
         gate.seen.set()
+        gate.moved.set()
         work.join()
         server.terminate()
         server.wait(timeout=30)
