@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.readers.bag_index import SUFFIXES
-from pipeline.readers.folders import Folder, natural_key, read_inside, walk_folders
+from pipeline.readers.folders import Folder, list_folder, misplaced, natural_key, read_inside, walk_folders
 from pipeline.readers.metadata import as_text
 from schemas.errors import Reason, SourceError
 from schemas.source import Fault
@@ -37,6 +37,7 @@ def find_recordings(root: Path) -> Iterator[Recording | Fault]:
         if isinstance(folder, Fault):
             yield folder
             continue
+        yield from (fault for fault in misplaced(folder, (METADATA, *SUFFIXES)) if not _holds_bags(root, fault.path))
         names = sorted(folder.files, key=natural_key)
         for name in names:
             if name.endswith(PACKED):
@@ -50,6 +51,14 @@ def find_recordings(root: Path) -> Iterator[Recording | Fault]:
         for name in found:
             path = folder.join(name)
             yield Recording(_stem(path), (path,))
+
+
+def _holds_bags(root: Path, path: str) -> bool:
+    """Return whether a folder is called like a bag because it is a recording of ROS 2 itself."""
+    try:
+        return any(name.endswith((METADATA, *SUFFIXES)) for name in list_folder(root, path).names)
+    except SourceError:
+        return True  # who walks into it says that it cannot be listed
 
 
 def _stem(path: str) -> str:

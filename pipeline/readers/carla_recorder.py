@@ -26,7 +26,15 @@ from pipeline.readers.carla_log import (
     read_header,
 )
 from pipeline.readers.carla_recording import Recording, read_recording, recording_tracks
-from pipeline.readers.folders import SNIFF_FOLDERS, Folder, natural_key, open_inside, source_root, walk_folders
+from pipeline.readers.folders import (
+    SNIFF_FOLDERS,
+    Folder,
+    misplaced,
+    natural_key,
+    open_inside,
+    source_root,
+    walk_folders,
+)
 from schemas.errors import Reason, SourceError, locate
 from schemas.source import EpisodeRef, Fault, Frame, SignalBlock, SignalInfo, SourceIndex
 from schemas.tracks import Tracks
@@ -78,11 +86,12 @@ class CarlaRecorderReader:
             if isinstance(folder, Fault):
                 faults.append(folder)
                 continue
+            faults += misplaced(folder, SUFFIXES)
             for path in _candidates(folder):
                 if not _is_log(root, path):
                     continue  # a text log beside the recordings
                 try:
-                    episodes.append(self._describe(path))
+                    episodes.append(self._describe(path, faults))
                 except SourceError as error:
                     faults.append(Fault(reason=error.reason, message=error.message, episode=_key(path), path=path))
         return SourceIndex(
@@ -94,7 +103,7 @@ class CarlaRecorderReader:
             actions=("steer", "throttle", "brake"),
         )
 
-    def _describe(self, path: str) -> EpisodeRef:
+    def _describe(self, path: str, faults: list[Fault]) -> EpisodeRef:
         times_s: list[float] = []
         num_steps = 0
         heroes: dict[str, Added] = {}
@@ -109,6 +118,7 @@ class CarlaRecorderReader:
                     for actor in added_actors(content):
                         if actor.kind == VEHICLE:
                             heroes.setdefault(actor.attributes.get("role_name", ""), actor)
+            is_cut = len(times_s) > num_steps or file.tell() != nbytes
         if num_steps == 0:
             raise SourceError("expected frames, found none that is whole; record it again", Reason.EMPTY_EPISODE)
         hero = next((heroes[role] for role in self.roles if role in heroes), None)
@@ -117,6 +127,11 @@ class CarlaRecorderReader:
             raise SourceError(
                 f"expected a vehicle with role {' or '.join(self.roles)}, found {found}; name the ego's role",
                 Reason.BAD_METADATA,
+            )
+        if is_cut:
+            message = f"expected a log that ends with a whole frame, found it cut off after {num_steps}; these are read"
+            faults.append(
+                Fault(reason=Reason.TRUNCATED, message=message, episode=_key(path), path=path, is_warning=True)
             )
         return EpisodeRef(
             key=_key(path),

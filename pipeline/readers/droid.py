@@ -126,9 +126,13 @@ class DroidReader:
 
 
 def _is_episode(folder: Folder) -> bool:
-    return TRAJECTORY in folder.files and (
-        "recordings" in folder.folders or any(map(_METADATA.fullmatch, folder.files))
+    """Return whether a folder is an episode, or what is left of one: two of trajectory, metadata and recordings are there."""
+    parts = (
+        TRAJECTORY in folder.names,
+        "recordings" in folder.folders,
+        any(map(_METADATA.fullmatch, folder.names)),
     )
+    return sum(parts) > 1
 
 
 def _half(frame: np.ndarray, side: str) -> np.ndarray:
@@ -157,7 +161,7 @@ class _Found:
 
     def read_annotations(self, root: Path, folder: Folder) -> None:
         """Read the instructions that lie in a folder, of episodes anywhere."""
-        for name in sorted(filter(_ANNOTATIONS.fullmatch, folder.files)):
+        for name in sorted(filter(_ANNOTATIONS.fullmatch, folder.names)):
             try:
                 data = read_json(root, folder.join(name))
             except SourceError as error:
@@ -226,7 +230,7 @@ class _Episode:
         )
 
     def _metadata(self) -> dict[str, Any]:
-        names = sorted(filter(_METADATA.fullmatch, self.folder.files))
+        names = sorted(filter(_METADATA.fullmatch, self.folder.names))
         if not names:
             message = (
                 "expected metadata_<uuid>.json, found none; cameras are told by the trajectory, instructions are not"
@@ -311,7 +315,7 @@ class _Episode:
 
     def _files(self, folder: str) -> list[str]:
         try:
-            return sorted(list_folder(self.root, self.folder.join(folder)).files, key=natural_key)
+            return sorted(list_folder(self.root, self.folder.join(folder)).names, key=natural_key)
         except SourceError:
             return []  # its cameras are views without frames
 

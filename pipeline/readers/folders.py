@@ -171,6 +171,11 @@ class Folder:
     refused: tuple[Fault, ...] = ()
     """Entries that were not followed."""
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of everything in it, also of what is not followed: who opens it says what is wrong."""
+        return self.files | self.folders | {fault.path.rpartition("/")[2] for fault in self.refused}
+
     def join(self, name: str) -> str:
         """Return the path of an entry, relative to the source."""
         return f"{self.path}/{name}" if self.path else name
@@ -243,6 +248,14 @@ def walk_folders(root: Path, descend: Callable[[Folder], bool]) -> Iterator[Fold
         if depth < MAX_DEPTH and descend(folder):
             below = sorted(folder.folders - folder.links, key=natural_key, reverse=True)
             pending += [(folder.join(name), depth + 1) for name in below]
+
+
+def misplaced(folder: Folder, suffixes: tuple[str, ...]) -> Iterator[Fault]:
+    """Yield what is a folder in the place of a file, by its name."""
+    for name in sorted(folder.folders, key=natural_key):
+        if name.lower().endswith(suffixes):
+            message = f"expected a file, found the folder {name}; put the file in its place, or rename the folder"
+            yield Fault(reason=Reason.UNSUPPORTED, message=message, path=folder.join(name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.readers.folders import SNIFF_FOLDERS, Folder, natural_key, walk_folders
+from pipeline.readers.folders import SNIFF_FOLDERS, Folder, misplaced, natural_key, walk_folders
 from pipeline.readers.hdf5_files import Hdf5File, open_hdf5, require_h5py
 from pipeline.readers.hdf5_rows import Rows
 from pipeline.readers.metadata import as_text
@@ -31,6 +31,7 @@ def hdf5_files(root: Path, limit_folders: int | None = None) -> Iterator[str | F
         if isinstance(folder, Folder):
             names = (name for name in folder.files if name.lower().endswith(SUFFIXES))
             yield from (folder.join(name) for name in sorted(names, key=natural_key))
+            yield from misplaced(folder, SUFFIXES)
         else:
             yield folder
 

@@ -5,7 +5,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -239,7 +239,9 @@ def _read_lines(
             file=EPISODES,
         )
     if os.path.lexists(root / "meta/episodes.jsonl"):
-        return read_episodes(root, faults), read_tasks(root, faults)
+        lines = read_episodes(root, faults)
+        faults += _unnamed(root, {line.index for line in lines})
+        return lines, read_tasks(root, faults)
     notes.append("meta/episodes.jsonl is missing; episodes and lengths come from the data files")
     return _lines_from_data(root, faults), read_tasks(root, faults)
 
@@ -252,21 +254,37 @@ def _count_fault(info: Info, lines: Sequence[EpisodeLine]) -> list[Fault]:
     return [Fault(reason=Reason.MISSING_FILE, message=message, path=INFO)]
 
 
+def _key(index: int) -> str:
+    return f"episode_{index:06d}"
+
+
+def _data_files(root: Path, faults: list[Fault]) -> Iterator[tuple[str, int]]:
+    """Yield ``data/*/episode_*.parquet`` with the numbers of their episodes."""
+    for chunk in sorted(_list(root, "data", faults).folders):
+        for name in sorted(_list(root, f"data/{chunk}", faults).files):
+            if match := re.fullmatch(r"episode_(\d{1,9})\.parquet", name, re.ASCII):
+                yield f"data/{chunk}/{name}", int(match[1])
+
+
+def _unnamed(root: Path, named: Set[int]) -> list[Fault]:
+    """Say which data files are of episodes that ``meta/episodes.jsonl`` does not name, as where it was cut at the end of a line."""
+    message = "expected a line of meta/episodes.jsonl for each data file, found none for this one; restore the file"
+    return [
+        Fault(reason=Reason.BAD_METADATA, message=message, episode=_key(index), path=path)
+        for path, index in _data_files(root, [])
+        if index not in named
+    ]
+
+
 def _lines_from_data(root: Path, faults: list[Fault]) -> list[EpisodeLine]:
     """List ``data/*/episode_*.parquet`` and ask each footer for its length."""
     lines = []
-    for chunk in sorted(_list(root, "data", faults).folders):
-        for name in sorted(_list(root, f"data/{chunk}", faults).files):
-            match = re.fullmatch(r"episode_(\d{1,9})\.parquet", name, re.ASCII)
-            if match is None:
-                continue
-            path = f"data/{chunk}/{name}"
-            try:
-                with open_parquet(root, path) as file:
-                    lines.append(EpisodeLine(int(match[1]), file.metadata.num_rows, None))
-            except SourceError as error:
-                key = f"episode_{int(match[1]):06d}"
-                faults.append(Fault(reason=error.reason, message=error.message, episode=key, path=path))
+    for path, index in _data_files(root, faults):
+        try:
+            with open_parquet(root, path) as file:
+                lines.append(EpisodeLine(index, file.metadata.num_rows, None))
+        except SourceError as error:
+            faults.append(Fault(reason=error.reason, message=error.message, episode=_key(index), path=path))
     return sorted(lines, key=lambda line: line.index)
 
 

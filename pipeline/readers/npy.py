@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pipeline.readers.folders import SNIFF_FOLDERS, Folder, natural_key, source_root, walk_folders
+from pipeline.readers.folders import SNIFF_FOLDERS, Folder, misplaced, natural_key, source_root, walk_folders
 from pipeline.readers.metadata import as_rate, as_text, read_json
 from pipeline.readers.npy_files import NpyHeader, mapped, read_header
 from schemas.errors import Reason, SourceError
@@ -57,6 +57,7 @@ class NpyReader:
                 found.faults.append(folder)
             elif _arrays(folder):
                 found.add(folder)
+                found.faults += misplaced(folder, (".npy",))
         offered = list(dict.fromkeys(signal.name for episode in found.episodes for signal in episode.signals))
         return SourceIndex(
             format=self.name,

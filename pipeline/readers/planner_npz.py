@@ -206,7 +206,11 @@ def _walk(root: Path, faults: list[Fault], most_entries: int = 0) -> Iterator[st
                     if most_entries and seen > most_entries:
                         return
                     path = f"{folder}/{entry.name}" if folder else entry.name
-                    if entry.is_dir(follow_symlinks=False):
+                    if entry.is_dir() and entry.name.endswith(".npz"):
+                        message = f"expected a file, found the folder {entry.name!a}; put the file in its place"
+                        shown = path if _is_plain(path) else ascii(path)
+                        faults.append(Fault(reason=Reason.UNSUPPORTED, message=message, path=shown))
+                    elif entry.is_dir(follow_symlinks=False):
                         pending += [(path, depth + 1)] if depth < MAX_DEPTH else []
                     elif entry.name.endswith(".npz") and _is_plain(path):
                         yield path

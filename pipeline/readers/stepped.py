@@ -66,7 +66,7 @@ def find_steps(root: Path, path: str, suffixes: tuple[str, ...]) -> Numbered:
     So a lost file is one refused step and does not shift its followers, as counting files would. SourceError where there is
     no record, or where so many are absent that the numbers cannot be steps.
     """
-    found = numbered(list_folder(root, path).files, suffixes)
+    found = numbered(list_folder(root, path).names, suffixes)
     if found.count == 0:
         message = f"expected files such as 00000{suffixes[0]}, found none; record it again, or remove the folder"
         raise SourceError(message, Reason.EMPTY_EPISODE, file=path)

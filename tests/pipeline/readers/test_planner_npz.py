@@ -162,7 +162,7 @@ DAMAGE = {
     ),
     "hollow": (lambda path: rewrite(path, lambda s: s.update(lanes=s["lanes"][:0])), "unsupported", "lanes"),
     "texts": (lambda path: rewrite(path, lambda s: s.update(token=np.array(["a", "b"]))), "unsupported", "token"),
-    "folder": (lambda path: (path.unlink(), path.mkdir()), "", ""),
+    "folder": (lambda path: (path.unlink(), path.mkdir()), "unsupported", ""),
     "link": (lambda path: (path.unlink(), path.symlink_to("/etc/hostname")), "unsupported", ""),
 }  # fmt: skip
 
