@@ -22,6 +22,7 @@ from pipeline.store.tables import (
     EPISODES,
     MAPS,
     QUARANTINE,
+    SOURCES,
     TASKS,
     manifest_rows,
     manifest_table,
@@ -43,12 +44,12 @@ class _Previous:
     tasks: list[str]
     quarantine: pa.Table
     shards: dict[tuple[str, int], ShardRow]
-    sources: list[dict[str, Any]]
+    sources: pa.Table
 
     @staticmethod
     def load(info: DatasetInfo | None) -> "_Previous":
         if info is None:
-            return _Previous(EPISODES.empty_table(), [], QUARANTINE.empty_table(), {}, [])
+            return _Previous(EPISODES.empty_table(), [], QUARANTINE.empty_table(), {}, SOURCES.empty_table())
         manifest = read_table(info, "manifest")
         sources = manifest.filter(pa.compute.equal(manifest["kind"], "source"))
         return _Previous(
@@ -56,7 +57,7 @@ class _Previous:
             read_table(info, "tasks")["task"].to_pylist(),
             read_table(info, "quarantine"),
             manifest_rows(manifest),
-            sources.select(["episode", "episode_index", "path", "nbytes", "xxh3"]).to_pylist(),
+            sources.select(SOURCES.names),
         )
 
 
@@ -176,7 +177,7 @@ def _write_tables(
     finished: Finished, previous: _Previous, tables: dict[str, pa.Table], rows: Sequence[ShardRow]
 ) -> dict[str, TableRef]:
     tables["quarantine"] = _quarantine(finished, previous.quarantine)
-    sources = [*previous.sources, *_source_rows(finished)]
+    sources = pa.concat_tables([previous.sources, *_source_tables(finished)])
     tables["manifest"] = manifest_table(_shard_rows(finished, previous, rows), sources)
     planner = finished.plan.recipe.planner
     if planner is not None and planner.store == "tracks":
@@ -246,13 +247,17 @@ def _shard_rows(finished: Finished, previous: _Previous, rows: Sequence[ShardRow
     return list(merged.values())
 
 
-def _source_rows(finished: Finished) -> Iterator[dict[str, Any]]:
+def _source_tables(finished: Finished) -> Iterator[pa.Table]:
+    """Yield the files of each new episode."""
     for number, episode in enumerate(finished.plan.episodes):
         found = json.loads((finished.workspace.parts / f"source-{number:08d}.json").read_bytes())
-        for path, nbytes, xxh3 in found["files"]:
-            index = finished.plan.first_episode + number
-            name = "/".join(episode.name)
-            yield {"episode": name, "episode_index": index, "path": path, "nbytes": nbytes, "xxh3": xxh3}
+        files = dict(zip(("path", "nbytes", "xxh3"), zip(*found["files"], strict=True), strict=False))
+        num = len(found["files"])
+        same = {
+            "episode": ["/".join(episode.name)] * num,
+            "episode_index": [finished.plan.first_episode + number] * num,
+        }
+        yield pa.table({**same, **{name: files.get(name, ()) for name in SOURCES.names[2:]}}, schema=SOURCES)
 
 
 def _write_norm_stats(finished: Finished, steps: StepRows, episodes: pa.Table) -> TableRef:

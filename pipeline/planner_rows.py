@@ -38,16 +38,8 @@ class Samples:
 
 def planner_notes(recipe: PlannerRecipe, episodes: Sequence[PlannedEpisode]) -> tuple[str, ...]:
     """Say of which recorded models of the ego the axles are not known, and how many episodes are too short for a sample."""
-    notes = []
     models = dict.fromkeys(str(episode.ref.details.get("ego_type", "")) for episode in episodes)
-    if not (recipe.rear_axle_m and recipe.wheel_base_m):
-        usual = planner_params(recipe, 10.0)
-        notes += [
-            f"the axles of {model} are not known: took a rear axle at {usual.rear_axle[0]:g} m and a wheelbase of {usual.wheel_base_m:g} m; "
-            "set rear_axle_m and wheel_base_m in [planner] for others"
-            for model in models
-            if model and vehicle_axles(model) is None
-        ]
+    notes = [note for model in models if (note := _axles_note(recipe, model))]
     least = recipe.past_steps + 1 + (recipe.min_future_steps or recipe.future_steps)
     short = sum(episode.num_steps < least for episode in episodes)
     if short:
@@ -56,6 +48,23 @@ def planner_notes(recipe: PlannerRecipe, episodes: Sequence[PlannedEpisode]) -> 
             "min_future_steps in [planner] takes samples with a shorter future"
         )
     return tuple(notes)
+
+
+def _axles_note(recipe: PlannerRecipe, model: str) -> str:
+    """Say what stands for axles of the ego's model that nobody knows; empty where they are known, given, or no model was recorded."""
+    if not model or vehicle_axles(model) is not None or (recipe.rear_axle_m and recipe.wheel_base_m):
+        return ""
+    usual = planner_params(recipe, 10.0)
+    return (
+        f"the axles of {model} are not known: took a rear axle at {usual.rear_axle[0]:g} m and a wheelbase of {usual.wheel_base_m:g} m; "
+        "set rear_axle_m and wheel_base_m in [planner] for others"
+    )
+
+
+def _axles_faults(recipe: PlannerRecipe, ref: EpisodeRef, model: str) -> tuple[Fault, ...]:
+    """Warn of axles that are not known, where the model is found in the tracks only: others were noted when the run was planned."""
+    note = "" if ref.details.get("ego_type") else _axles_note(recipe, model)
+    return (Fault(reason=Reason.UNSUPPORTED, message=note, episode=ref.key, is_warning=True),) if note else ()
 
 
 def require_tracks(reader: Reader) -> Any:
@@ -104,7 +113,7 @@ def planner_samples(
         block = planner_block(tracks, graph, place[is_anchor], params)
         block = normalize_observation(block, stored_normalization(recipe.normalize))
         block = {name: block[name] for name in planner_shapes(params)}
-    faults = tracks.faults if steps.start == 0 else ()
+    faults = (*tracks.faults, *_axles_faults(recipe, ref, tracks.ego_model)) if steps.start == 0 else ()
     return Samples(is_anchor=is_anchor, has_tracks=has_tracks, block=block, faults=faults)
 
 

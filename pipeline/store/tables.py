@@ -78,6 +78,8 @@ MANIFEST = pa.schema(
     ]
 )
 """One row a shard file (``kind`` shard) and one a source file (``kind`` source), of the episode of that index."""
+SOURCES = pa.schema([MANIFEST.field(name) for name in ("episode", "episode_index", "path", "nbytes", "xxh3")])
+"""What the manifest says of a source file."""
 
 SCHEMAS = {"episodes": EPISODES, "tasks": TASKS, "maps": MAPS, "quarantine": QUARANTINE, "manifest": MANIFEST}
 """Tables whose columns are the same in every dataset."""
@@ -221,7 +223,7 @@ def read_table(info: DatasetInfo, name: str, columns: Sequence[str] | None = Non
         ) from error
 
 
-def manifest_table(shards: Iterable[ShardRow], sources: Iterable[Mapping[str, object]] = ()) -> pa.Table:
+def manifest_table(shards: Iterable[ShardRow], sources: pa.Table) -> pa.Table:
     """Return the manifest: shard rows ordered by array and number, then source files in the order given.
 
     Parameters
@@ -229,30 +231,31 @@ def manifest_table(shards: Iterable[ShardRow], sources: Iterable[Mapping[str, ob
     shards
         One row a shard file.
     sources
-        Mappings with ``episode``, ``episode_index``, ``path``, ``nbytes``, ``xxh3``.
+        Of schema ``SOURCES``: there may be millions of them, of which no Python objects are made.
     """
     ordered = sorted(shards, key=lambda row: row.key)
-    files = list(sources)
-    crcs = pa.concat_arrays(
-        [
-            _crc_lists(ordered),
-            pa.array([[] for _ in files], MANIFEST.field("chunk_crc32c").type),
-        ]
-    )
     columns = {
-        "kind": ["shard"] * len(ordered) + ["source"] * len(files),
-        "array": [row.array for row in ordered] + [""] * len(files),
-        "shard": [row.shard for row in ordered] + [0] * len(files),
-        "start": [row.start for row in ordered] + [0] * len(files),
-        "stop": [row.stop for row in ordered] + [0] * len(files),
-        "path": [row.path for row in ordered] + [file["path"] for file in files],
-        "nbytes": [row.nbytes for row in ordered] + [file["nbytes"] for file in files],
-        "xxh3": [row.xxh3 for row in ordered] + [file["xxh3"] for file in files],
-        "chunk_crc32c": crcs,
-        "episode": [""] * len(ordered) + [file["episode"] for file in files],
-        "episode_index": [-1] * len(ordered) + [file["episode_index"] for file in files],
+        "kind": ["shard"] * len(ordered),
+        "array": [row.array for row in ordered],
+        "shard": [row.shard for row in ordered],
+        "start": [row.start for row in ordered],
+        "stop": [row.stop for row in ordered],
+        "path": [row.path for row in ordered],
+        "nbytes": [row.nbytes for row in ordered],
+        "xxh3": [row.xxh3 for row in ordered],
+        "chunk_crc32c": _crc_lists(ordered),
+        "episode": [""] * len(ordered),
+        "episode_index": [-1] * len(ordered),
     }
-    return pa.table(columns, schema=MANIFEST)
+    same = {"kind": "source", "array": "", "shard": 0, "start": 0, "stop": 0, "chunk_crc32c": []}
+    files = {
+        field.name: pa.repeat(pa.scalar(same[field.name], field.type), len(sources))
+        if field.name in same
+        else sources[field.name]
+        for field in MANIFEST
+    }
+    parts = [pa.table(part, schema=MANIFEST) for part in (columns, files)]
+    return pa.concat_tables(parts).combine_chunks()
 
 
 def manifest_rows(table: pa.Table) -> dict[tuple[str, int], ShardRow]:

@@ -252,7 +252,7 @@ def write_tables(
         "episodes": pa.Table.from_pylist(episodes, tables.EPISODES),
         "steps": pa.Table.from_batches([batch], schema),
         "tasks": pa.Table.from_pylist([{"task_index": i, "task": f"task {i}"} for i in range(2)], tables.TASKS),
-        "manifest": tables.manifest_table(shards, sources),
+        "manifest": tables.manifest_table(shards, pa.Table.from_pylist(sources, tables.SOURCES)),
         "quarantine": tables.QUARANTINE.empty_table(),
     }
     refs: dict[str, object] = {

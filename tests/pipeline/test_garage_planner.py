@@ -122,3 +122,25 @@ def test_a_clip_of_five_seconds_gives_samples_with_masked_futures_where_they_are
     futures = group["ego_agent_future"][:][anchors]
     assert not futures[~valid].any() and futures[valid].any(axis=1).all()
     assert not group["neighbor_agents_future"][:][anchors][:, :, 30:].any()
+
+
+def test_an_ego_whose_axles_are_not_known_is_a_warning_of_each_episode(tmp_path):
+    names = [LAYOUTS["Town12"].format(number) for number in (1, 2)]
+    for num_steps, name in zip((21, 25), names, strict=True):
+        folder = write_route(tmp_path / "raw", name, num_steps, PERFECT)
+        sound_brakes(folder)
+        for path in sorted((folder / "boxes").iterdir()):
+            boxes = json.loads(gzip.decompress(path.read_bytes()))
+            boxes[0]["type_id"] = "vehicle.tesla.cybertruck"
+            write_json(path.with_name(path.name.removesuffix(".gz")), boxes)
+    report = run(tmp_path, tmp_path / "out")
+    table = read_table(read_info(tmp_path / "out"), "quarantine").to_pylist()
+    rows = [row for row in table if row["reason"] == "unsupported"]  # others say that this car's speed never changes
+    assert [(row["episode"], row["is_warning"]) for row in rows] == [(name, True) for name in names]
+    assert all(row["message"].startswith("the axles of vehicle.tesla.cybertruck are not known: took") for row in rows)
+    assert (report.total_episodes, report.exit_code) == (2, 0)
+    recipe = tmp_path / "given.toml"
+    text = recipe_text("diffusion-planner").replace("rear_axle_m = 0.0", "rear_axle_m = -1.5")
+    recipe.write_text(text.replace("wheel_base_m = 0.0", "wheel_base_m = 3.8"))
+    run(tmp_path, tmp_path / "given", recipe)
+    assert "unsupported" not in read_table(read_info(tmp_path / "given"), "quarantine")["reason"].to_pylist()

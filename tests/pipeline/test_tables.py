@@ -210,7 +210,7 @@ checksums = st.lists(st.none() | st.integers(0, 2**32 - 1), max_size=5)
 def test_manifest_rows_come_back_by_array_and_shard(lists: list[list[int | None]]) -> None:
     written = [shard_row("ab"[k % 2], k, crcs) for k, crcs in enumerate(lists)]
     sources = [{"episode": "e", "episode_index": 0, "path": "p", "nbytes": 3, "xxh3": "cd"}]
-    table = manifest_table(reversed(written), sources)
+    table = manifest_table(reversed(written), pa.Table.from_pylist(sources, tables.SOURCES))
     assert table.schema.equals(tables.MANIFEST)
     assert manifest_rows(table) == {row.key: row for row in written}
     keys = [(array, shard) for array, shard in zip(table["array"].to_pylist(), table["shard"].to_pylist(), strict=True)]
