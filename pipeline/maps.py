@@ -19,6 +19,7 @@ _PICKLED_MESSAGE = (
     "expected an OpenDRIVE map, found {}: Bench2Drive's HD maps are pickles, which may run any code and are not opened; "
     "give the town's .xodr as --map, from CARLA's Content/Carla/Maps/OpenDrive, of which they were made"
 )
+_TOWN = re.compile(r"town\d+(hd)?")
 MAX_CACHED = 4
 """Maps kept in memory, the ones used last. Town12, the largest, takes 150 MB, and to parse 5 s and 0.5 GB (one core of a Xeon,
 2026-12): too little to be worth a cache on disk that can be stale."""
@@ -35,7 +36,8 @@ def load_map(path: str | Path, town: str = "") -> LaneGraph:
     path
         An ``.xodr`` or ``.xodr.gz`` file, or a folder that has one named after the town.
     town
-        Name of the town as recordings have it, such as ``Town10HD_Opt`` or ``Carla/Maps/Town01``; only used in a folder.
+        Name of the town as recordings have it, such as ``Town10HD_Opt`` or ``Carla/Maps/Town01``. A file may have any name but that
+        of another of CARLA's towns.
 
     Raises
     ------
@@ -63,6 +65,7 @@ def find_map(path: str | Path, town: str = "") -> Path:
     if root.suffix == PICKLED:
         raise SourceError(_PICKLED_MESSAGE.format(root.name), Reason.UNSUPPORTED)
     if root.is_file():
+        _refuse_other_town(root, town)
         return root
     if not root.is_dir():
         raise SourceError(
@@ -70,7 +73,7 @@ def find_map(path: str | Path, town: str = "") -> Path:
         )
     files = sorted(file for file in root.iterdir() if file.name.endswith(SUFFIXES))
     names = {_stem(file.name): file for file in reversed(files)}  # the plain one of a plain and a compressed one
-    wanted = _stem(re.split(r"[/\\]", town)[-1])
+    wanted = _wanted(town)
     found = names.get(wanted) or names.get(wanted.removesuffix("_opt"))
     if found is None:
         pickled = sorted(file.name for file in root.iterdir() if file.suffix == PICKLED)
@@ -82,6 +85,20 @@ def find_map(path: str | Path, town: str = "") -> Path:
             Reason.MISSING_FILE,
         )
     return found
+
+
+def _refuse_other_town(file: Path, town: str) -> None:
+    """Raise SourceError where a file is named after another of CARLA's towns: on the wrong roads every tensor would be wrong."""
+    names = [name.removesuffix("_opt") for name in (_stem(file.name), _wanted(town))]
+    if names[0] != names[1] and all(_TOWN.fullmatch(name) for name in names):
+        raise SourceError(
+            f"expected the map of {town}, found {file.name}; give that town's map, or a folder of maps",
+            Reason.UNSUPPORTED,
+        )
+
+
+def _wanted(town: str) -> str:
+    return _stem(re.split(r"[/\\]", town)[-1])
 
 
 def _stem(name: str) -> str:

@@ -164,5 +164,6 @@ def _read_tracks(held: _Held) -> Tracks:
 
 
 def map_digest(map_path: str, town: str) -> str:
-    """Return the xxh3-128 of the map of a town."""
+    """Return the xxh3-128 of the map of a town; SourceError unless it can be read, before anything is made with it."""
+    load_map(map_path, town)
     return xxh3_hex(Path(find_map(map_path, town)).read_bytes())

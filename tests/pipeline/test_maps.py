@@ -48,10 +48,6 @@ def test_a_town_is_found_under_the_names_that_recordings_give_it(folder, name, f
     assert find_map(folder, name) == folder / file
 
 
-def test_a_file_is_taken_whatever_the_town_is_called(folder):
-    assert find_map(folder / "Town01.xodr", "Town99") == folder / "Town01.xodr"
-
-
 def test_of_a_plain_and_a_compressed_map_the_plain_one_is_taken(folder):
     (folder / "Town01.xodr.gz").write_bytes(b"")
     assert find_map(folder, "Town01") == folder / "Town01.xodr"
@@ -185,3 +181,17 @@ def test_the_recorded_hero_drives_on_the_lanes_of_its_town():
     assert np.mean(np.degrees(found[:, 1]) < 15) > 0.95
     mirrored = match_path(np.column_stack([x, y, np.radians(yaw_deg), flat]), cuts, lanes)
     assert (mirrored < 0).all()
+
+
+def test_the_map_of_another_town_is_refused_and_a_name_of_ones_own_is_not(tmp_path):
+    for name in ("Town02.xodr", "Town01_Opt.xodr", "campus.xodr"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(SourceError, match=r"expected the map of Carla/Maps/Town01, found Town02\.xodr; give"):
+        maps.find_map(tmp_path / "Town02.xodr", "Carla/Maps/Town01")
+    for name, place in (
+        ("Town01_Opt.xodr", "Town01"),
+        ("campus.xodr", "Town01"),
+        ("Town02.xodr", "campus"),
+        ("Town02.xodr", ""),
+    ):
+        assert maps.find_map(tmp_path / name, place) == tmp_path / name

@@ -21,7 +21,7 @@ from pipeline.recipes import recipe_text
 from pipeline.repair import repair
 from pipeline.store.metadata import read_info
 from pipeline.verification import verify
-from schemas.errors import DatasetError, PlanError, RecipeError, UsageError
+from schemas.errors import DatasetError, PlanError, RecipeError, SourceError, UsageError
 from schemas.planner import NORMALIZATION, TENSORS, PlannerParams
 from tasks.planner import planner_block
 from tests.conftest import shared_data
@@ -268,3 +268,12 @@ def test_a_preview_shows_the_samples_from_above(dataset, tmp_path):
     write_preview(dataset, tmp_path / "samples.png", samples=2)
     with Image.open(tmp_path / "samples.png") as picture:
         assert len(places_of(picture, "ego-future")) > 100
+
+
+def test_a_map_that_cannot_be_read_ends_the_run_before_anything_is_made(tmp_path):
+    town = shared_data("carla_xodr", "Town01.xodr.gz").read_bytes()
+    (tmp_path / "Town01.xodr.gz").write_bytes(town[: len(town) // 2])
+    with pytest.raises(SourceError, match=r"map .*Town01\.xodr\.gz.*expected a whole gzip file"):
+        run(tmp_path / "out", map=str(tmp_path / "Town01.xodr.gz"))
+    assert not (tmp_path / "out" / "zarr.json").exists()
+    assert run(tmp_path / "out").total_steps == 248
