@@ -249,13 +249,17 @@ def manifest_table(shards: Iterable[ShardRow], sources: pa.Table) -> pa.Table:
     }
     same = {"kind": "source", "array": "", "shard": 0, "start": 0, "stop": 0, "chunk_crc32c": []}
     files = {
-        field.name: pa.repeat(pa.scalar(same[field.name], field.type), len(sources))
+        field.name: _repeated(pa.scalar(same[field.name], field.type), len(sources))
         if field.name in same
         else sources[field.name]
         for field in MANIFEST
     }
     parts = [pa.table(part, schema=MANIFEST) for part in (columns, files)]
     return pa.concat_tables(parts).combine_chunks()
+
+
+def _repeated(value: pa.Scalar, num: int) -> pa.Array:
+    return pa.repeat(value, num) if num else pa.array([], value.type)  # repeat makes no list of lists zero times
 
 
 def manifest_rows(table: pa.Table) -> dict[tuple[str, int], ShardRow]:
