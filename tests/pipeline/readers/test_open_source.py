@@ -18,33 +18,12 @@ from pipeline.readers.others import index_source
 from pipeline.readers.records import parse_record
 from schemas.errors import Reason, SourceError, UsageError
 from schemas.source import Fault
-from tests.pipeline import planner_caches
 from tests.pipeline.readers import (
-    bag_builder,
     builders,
-    carla_writers,
-    droid_builder,
     hdf5_builders,
     replay_builder,
-    rlds_builder,
 )
-
-WRITERS = {
-    "lbc": builders.write_lbc_route,
-    "bench2drive": builders.write_bench2drive_clip,
-    "lerobot": builders.write_lerobot,
-    "rlds": rlds_builder.write_bridge,
-    "diffusion-policy": replay_builder.write_pusht,
-    "npy": builders.write_npy,
-    "aloha": hdf5_builders.write_aloha,
-    "robomimic": lambda root: hdf5_builders.write_robomimic(root / "demo.hdf5"),
-    "carla-garage": carla_writers.write_garage,
-    "carla-recorder": carla_writers.write_recorder,
-    "carla-dump": carla_writers.write_dump,
-    "planner-npz": lambda root: planner_caches.write_cache(root, 3),
-    "rosbag": bag_builder.write_bags,
-    "droid": droid_builder.write_droid,
-}
+from tests.pipeline.readers.test_damage import WRITERS
 
 
 @pytest.mark.parametrize("name", READERS)
