@@ -5,6 +5,7 @@ Batches stay plain dictionaries, which is what JAX, torch and openpi take apart;
 
 import base64
 import io
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from pipeline.markup import Markup, card, data_text, table, tag
 from pipeline.sheet import contact_sheet
 from schemas.errors import UsageError
 
+_IMAGE = re.compile("image|rgb")
 _NUM_TEXTS = 4
 """Texts of a batch that are listed."""
 
@@ -40,7 +42,7 @@ class BatchView:
         return [_row(name, value) for name, value in self._values.items()]
 
     def _pictures(self) -> Markup | None:
-        frames = {name: value for name, value in self._values.items() if _is_frames(value)}
+        frames = {name: value for name, value in self._values.items() if _is_frames(name, value)}
         tiles = {name: _tiles(value, self._mask(name))[: self._num_samples] for name, value in frames.items()}
         if not tiles:
             return None
@@ -142,11 +144,11 @@ def _range(array: np.ndarray) -> str:
     return bounds + (f", {array.size - finite.size:,} not finite" if finite.size < array.size else "")
 
 
-def _is_frames(value: Any) -> bool:
-    """Whether an array is images, channels last or first, in bytes or in the floats that loaders give."""
+def _is_frames(name: str, value: Any) -> bool:
+    """Whether an array is images, channels last or first: bytes, or floats by their name, as futures of agents have three numbers too."""
     if not isinstance(value, np.ndarray) or value.ndim != 4 or 3 not in (value.shape[-1], value.shape[1]):
         return False
-    return value.dtype == np.uint8 or (value.dtype.kind == "f" and min(value.shape[1:]) == 3)
+    return value.dtype == np.uint8 or (value.dtype.kind == "f" and _IMAGE.search(name) is not None)
 
 
 def _tiles(frames: np.ndarray, mask: np.ndarray | None) -> list[np.ndarray | None]:

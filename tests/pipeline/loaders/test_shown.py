@@ -65,6 +65,12 @@ def test_numbers_that_are_not_finite_are_counted_and_texts_are_escaped():
     assert "<script>alert(1)</script>" in page.text
 
 
+def test_futures_of_agents_are_no_pictures():
+    view = show_batch({"neighbor_agents_future": np.zeros((2, 32, 80, 3), np.float32)})
+    assert Page(view._repr_html_().encode()).all("img") == []
+    assert "neighbor_agents_future: float32[2, 32, 80, 3]  0 to 0" in repr(view)
+
+
 def test_torch_tensors_are_shown_too():
     torch = pytest.importorskip("torch")
     assert "state: float32[2, 3]  1 to 1" in repr(show_batch({"state": torch.ones(2, 3, dtype=torch.bfloat16)}))
