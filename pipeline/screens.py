@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SHOWN_ROWS = 12
 """Rows of a long table that fit a screen; the rest is counted, and whole in --json."""
+MAX_NAME_LETTERS = 36
+"""Of a view or signal, as many as never break."""
 INSTRUCTION_LETTERS = 60
 """Of an instruction, as much as fits a line; the rest is dots."""
 
@@ -86,17 +88,18 @@ def warn_near_constant(norm_stats: bytes) -> None:
 
 
 def _print_views(console: Console, summary: Mapping[str, Any]) -> None:
-    table = _table("view", "kind", "stored as", "width x height", "episodes", "missing from")
+    table = _table("view", "kind", "stored", "size", "episodes", names=summary["views"])
     for name, view in summary["views"].items():
         sizes = ", ".join(f"{width}x{height}" if height else "unknown" for height, width in view["sizes"]) or "-"
         missing = view["missing_from"]
-        shown = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
-        table.add_row(*map(Text, (name, view["kind"], view["encoding"], sizes, str(view["episodes"]), shown or "none")))
+        shown = f", not in {', '.join(missing[:4])}" if missing else ""
+        shown += f" and {len(missing) - 4} more" if len(missing) > 4 else ""
+        table.add_row(*map(Text, (name, view["kind"], view["encoding"], sizes, str(view["episodes"]) + shown)))
     console.print(table)
 
 
 def _print_signals(console: Console, summary: Mapping[str, Any]) -> None:
-    table = _table("signal", "shape", "dtype", "units", "makes")
+    table = _table("signal", "shape", "dtype", "units", "makes", names=summary["signals"])
     for name, signal in summary["signals"].items():
         makes = [target for target in ("state", "actions") if name in summary[target]]
         shape = "x".join(map(str, signal["shape"])) or "1"
@@ -129,10 +132,12 @@ def _print_more(console: Console, rows: Sequence[Any], what: str) -> None:
         console.print(f"and {len(rows) - SHOWN_ROWS:,} more {what}: --json has them all")
 
 
-def _table(*headers: str) -> Table:
+def _table(*headers: str, names: Iterable[str] = ()) -> Table:
+    """Return a table without rows, its first column wide enough for ``names`` of usual length, so that other columns break first."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for header in headers:
         table.add_column(header, overflow="fold")
+    table.columns[0].min_width = min(MAX_NAME_LETTERS, max(map(len, names), default=0))
     return table
 
 
